@@ -1,0 +1,1 @@
+"""What people use: the offline LLM, the OpenAI-compatible server, the command line."""

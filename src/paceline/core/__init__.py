@@ -1,0 +1,1 @@
+"""Scheduling: blocks, prefix cache, who runs next, when a sequence ends. Standard library only."""

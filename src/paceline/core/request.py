@@ -1,0 +1,47 @@
+"""One sequence, as the scheduler knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.types import TokenRules
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A sequence from its arrival to its end; a request for n choices is n of these.
+
+    The first group is given by the caller; the second belongs to the scheduler alone.
+
+    Attributes:
+        tokens: prompt, then output as it is chosen.
+        priority: smaller runs first.
+        cache_salt: only requests with the same salt share prefix blocks.
+        arrival: seconds on the scheduler's clock.
+        num_computed: tokens whose keys and values are in the store.
+        slot: its place in the runner, None while it waits.
+        blocks: store blocks by position.
+        num_cached_tokens: prompt tokens saved by the prefix cache at the first admission; None before it.
+        times_passed_over: steps in which a later request was admitted before this one.
+    """
+
+    request_id: str
+    tokens: list[int]
+    rules: TokenRules
+    priority: int = 0
+    cache_salt: str = ""
+    arrival: float = 0.0
+
+    num_prompt: int = field(init=False)
+    num_computed: int = field(init=False, default=0)
+    slot: int | None = field(init=False, default=None)
+    blocks: list[int] = field(init=False, default_factory=list)
+    num_cached_tokens: int | None = field(init=False, default=None)
+    times_passed_over: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt

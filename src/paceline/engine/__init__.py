@@ -1,0 +1,1 @@
+"""The step loop: where scheduler and runner meet, and what their callers see."""

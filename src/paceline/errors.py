@@ -1,0 +1,22 @@
+"""The errors that Paceline raises on purpose. Anything else that escapes is a defect of ours."""
+
+from __future__ import annotations
+
+
+class RequestError(ValueError):
+    """A request asks for something that cannot be done: the caller's mistake, HTTP 400.
+
+    ``param`` names the offending field as the caller spelt it; the message states the limit that was broken.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class CheckpointError(ValueError):
+    """A model's files are missing, damaged, or of a kind that is not supported. The message names file and item."""
+
+
+class ConfigError(ValueError):
+    """Engine settings contradict each other or do not fit this machine. The message gives the arithmetic."""

@@ -1,0 +1,1 @@
+"""Model definitions against the operations, and the loading of their weights."""

@@ -1,0 +1,1 @@
+"""The operations that a processor offers, and their implementations."""

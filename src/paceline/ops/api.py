@@ -1,0 +1,197 @@
+"""The operations a processor must offer. A new processor is one file that passes ``tests/ops/test_conformance.py``.
+
+Contract of every operation (``docs/numerics.md`` gives the reasons):
+
+* **Rows.** A row's result depends on that row alone: bit for bit the same whatever the other rows are, how many there
+  are, and how many threads run. Each docstring states the order in which an implementation accumulates.
+* **Activations** are float32, C-contiguous, one row a token; T is the number of packed tokens of the step and may be 0.
+* **Aliasing.** An operation returns a new array unless its docstring says "in place".
+* **Errors.** Shapes and dtypes are the caller's duty; implementations check them where a wrong one could corrupt
+  memory, and raise ``ValueError``. Ids and block numbers out of range are such cases.
+* **Padding.** Nothing beyond the given lengths is ever read: block-table entries past the context, store rows not yet
+  written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from paceline.tensors import (
+    Batch,
+    ChoiceControls,
+    FloatArray,
+    Heads,
+    IntArray,
+    KvLayout,
+    LogitEdits,
+    RawTensor,
+    TopLogprobs,
+)
+
+
+class Activation(Enum):
+    """The gate of a feed-forward layer: x * sigmoid(x), or x * Phi(x) by its tanh approximation (arXiv:1606.08415)."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+
+
+class RopeStyle(Enum):
+    """Which elements of a head are rotated together (arXiv:2104.09864).
+
+    ``HALVES`` pairs element i with i + d/2; ``PAIRS`` pairs 2i with 2i + 1. d is the rotated width.
+    """
+
+    HALVES = "halves"
+    PAIRS = "pairs"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Cosines and sines by absolute position: both [max_positions, d / 2] float32; the first d elements rotate."""
+
+    cos: FloatArray
+    sin: FloatArray
+    style: RopeStyle
+
+
+class Linear(Protocol):
+    """A packed weight matrix of N outputs and K inputs; its inner form belongs to the implementation.
+
+    ``form`` names the stored form, for people ("f32", "bf16", "int8-g32", "int4-g32"); ``nbytes`` is what it occupies.
+    """
+
+    @property
+    def num_outputs(self) -> int: ...
+    @property
+    def num_inputs(self) -> int: ...
+    @property
+    def form(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Embedding(Protocol):
+    """A table of token vectors, [V, H]; rows may stay in the file's own encoding until they are looked up."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class KvStore(Protocol):
+    """Keys and values of all layers in blocks of ``block_size`` tokens; the inner format belongs to the implementation."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Ops(Protocol):
+    """See the module's docstring for what holds for all operations. ``L`` and ``K`` stand for the packed types."""
+
+    @property
+    def numerics(self) -> str:
+        """Names everything that may change a bit: implementation, instruction path, number formats, version."""
+
+    # ---- weights: once, at load
+
+    def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> Linear:
+        """Pack matrices [N_i, K], stacked along N, and as many biases [N_i] (or none). Raises ValueError if K differs."""
+
+    def pack_embedding(self, table: RawTensor) -> Embedding:
+        """Prepare a [V, H] table for :meth:`embed`."""
+
+    def vector(self, tensor: RawTensor, offset: float = 0.0) -> FloatArray:
+        """A norm's weight or another vector as float32 [H], plus ``offset`` (Gemma stores weights minus one)."""
+
+    # ---- keys and values
+
+    def kv_block_bytes(self, layout: KvLayout, block_size: int) -> int:
+        """Bytes of one block over all layers: the only place where this is computed."""
+
+    def make_kv(self, layout: KvLayout, num_blocks: int, block_size: int) -> KvStore:
+        """Allocate a store. Its content is undefined and never read before it is written."""
+
+    # ---- the layers' operations
+
+    def embed(self, token_ids: IntArray, table: Any, scale: float = 1.0) -> FloatArray:
+        """[T] ids -> [T, H]: the table's rows, dequantised, times ``scale``."""
+
+    def linear(self, x: FloatArray, weight: Any) -> FloatArray:
+        """[T, K] -> [T, N]: x @ weight.T + bias. Each output is one chain over k = 0..K-1, float32; bias added last."""
+
+    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        """[T, H]: x / sqrt(mean(x^2) + eps) * weight (arXiv:1910.07467); the sum runs in a fixed order over H."""
+
+    def add_rms_norm(self, residual: FloatArray, update: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        """``residual += update`` in place, then :meth:`rms_norm` of the new residual, returned."""
+
+    def qk_norm(self, qkv: FloatArray, heads: Heads, q_weight: FloatArray, k_weight: FloatArray, eps: float) -> None:
+        """In place on fused rows [T, heads.row]: :meth:`rms_norm` of each query and key head by itself."""
+
+    def rope(self, qkv: FloatArray, heads: Heads, positions: IntArray, table: RopeTable) -> None:
+        """In place on fused rows: rotate each query and key head by its token's position.
+
+        For a pair (a, b) of the table's style with angle i: (a cos - b sin, b cos + a sin), each product rounded first.
+        Raises ValueError for a position outside the table.
+        """
+
+    def write_kv(self, qkv: FloatArray, heads: Heads, kv: Any, layer: int, kv_rows: IntArray) -> None:
+        """Store the key and value heads of row t as row ``kv_rows[t]`` of the layer. Rows are distinct."""
+
+    def attention(
+        self,
+        qkv: FloatArray,
+        heads: Heads,
+        kv: Any,
+        layer: int,
+        batch: Batch,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> FloatArray:
+        """Fused rows -> [T, num_q * head_dim]: causal attention of every query head over the store (arXiv:1706.03762).
+
+        The token at position p attends to positions max(0, p - window + 1) .. p (window 0: from 0). Query head h uses
+        key head h // (num_q / num_kv). Scores are q.k * scale, then softcap * tanh(score / softcap) if softcap > 0.
+        Keys and values are only read from the store, also those written in this step. Keys are visited in tiles at
+        absolute positions, so that the result does not depend on how the sequence was cut into spans.
+        """
+
+    def gated_activation(self, gate_up: FloatArray, activation: Activation) -> FloatArray:
+        """[T, 2 I] -> [T, I]: activation(first half) * second half."""
+
+    def softcap(self, x: FloatArray, cap: float) -> None:
+        """In place: cap * tanh(x / cap)."""
+
+    def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
+        """[T, H], [R] -> [R, H]."""
+
+    # ---- the choice of tokens
+
+    def edit_logits(self, logits: FloatArray, edits: LogitEdits) -> None:
+        """In place on [R, V]: see :class:`~paceline.tensors.LogitEdits` for the order and the formulas."""
+
+    def choose(self, logits: FloatArray, controls: ChoiceControls) -> IntArray:
+        """[R, V] edited logits -> [R] token ids; -1 where no logit is finite or one is NaN or plus infinity.
+
+        Greedy rows: the largest logit, the smaller id among equals. Other rows, in float32 unless said otherwise:
+        z = (logit - row maximum) / temperature; min-p keeps z >= ln(min_p); top-k keeps the k largest z, ties by
+        smaller id; top-p goes through what is left by descending z (ties by smaller id) and keeps a token while the
+        probability mass before it is at most top_p, the mass being relative to the top-k survivors if top-k is on and
+        to all tokens otherwise. Of the tokens kept, the one with the largest z + gumbel(seed, position, id), summed in
+        float64 (:mod:`paceline.ops.noise`), is chosen.
+        """
+
+    def top_logprobs(self, logits: FloatArray, chosen: IntArray, k: int) -> TopLogprobs:
+        """Log-softmax of [R, V] gathered at ``chosen`` [R] and at the k largest of each row."""

@@ -1,0 +1,1 @@
+"""The model runner: executes a plan, returns a result."""

@@ -1,0 +1,1 @@
+"""The choice of each sequence's next token."""
