@@ -27,7 +27,10 @@ class ChoiceDelta:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice. ``logprobs`` matches ``token_ids``, or is None if it was not asked for."""
+    """One choice. ``logprobs`` matches ``token_ids``, or is None if it was not asked for.
+
+    ``finish_reason`` is a value of :class:`~paceline.types.FinishReason`; ``error`` explains "error".
+    """
 
     index: int
     text: str = ""
@@ -36,6 +39,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)

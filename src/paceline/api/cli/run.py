@@ -1,0 +1,102 @@
+"""``paceline run``: an answer in the terminal, streamed as it is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from paceline.api.cli.flags import engine_config
+from paceline.api.llm import LLM
+from paceline.engine.load import load_engine
+from paceline.errors import RequestError
+from paceline.sampling_params import SamplingParams
+
+
+def run(args: argparse.Namespace) -> int:
+    args.model, prompt = _model_and_prompt(args)
+    params = SamplingParams(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        max_tokens=args.max_tokens,
+        seed=args.sampling_seed,
+    )
+    config = engine_config(args)
+    with LLM.from_engine(load_engine(config), seed=config.seed) as llm:
+        if args.chat:
+            return _converse(llm, args, params, prompt)
+        if prompt is None:
+            raise RequestError("there is no prompt: give one as an argument or on standard input", "prompt")
+        _answer(llm, prompt if args.raw else _messages(args.system, prompt), params, args.stats)
+    return 0
+
+
+def _model_and_prompt(args: argparse.Namespace) -> tuple[str, str | None]:
+    from paceline.api.cli.main import DEFAULT_ALIAS
+
+    words = args.model_and_prompt
+    if len(words) > 2:
+        raise RequestError(f"expected [MODEL] PROMPT, got {len(words)} words: put quotes around the prompt", "prompt")
+    if args.chat:
+        return (words[0] if words else DEFAULT_ALIAS), (words[1] if len(words) == 2 else None)
+    if len(words) == 2:
+        return words[0], words[1]
+    if words:
+        return DEFAULT_ALIAS, words[0]
+    return DEFAULT_ALIAS, None if sys.stdin.isatty() else sys.stdin.read()
+
+
+def _messages(system: str | None, prompt: str) -> list[dict[str, Any]]:
+    head = [] if system is None else [{"role": "system", "content": system}]
+    return [*head, {"role": "user", "content": prompt}]
+
+
+def _converse(llm: LLM, args: argparse.Namespace, params: SamplingParams, first: str | None) -> int:
+    messages: list[dict[str, Any]] = _messages(args.system, "")[:-1]
+    while True:
+        try:
+            said = first if first is not None else input("> ")
+        except EOFError:
+            print()
+            return 0
+        first = None
+        if not said.strip():
+            return 0
+        messages.append({"role": "user", "content": said})
+        try:
+            answer = _answer(llm, messages, params, args.stats)
+        except RequestError as error:
+            print(f"paceline: {error}", file=sys.stderr)
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _answer(llm: LLM, prompt: Any, params: SamplingParams, stats: bool) -> str:
+    """Print an answer as it comes and return it. Ctrl-C ends the answer, not the program."""
+    begin = time.perf_counter()
+    first = begin
+    text, tokens = "", 0
+    stream = llm.stream(prompt, params)
+    try:
+        for delta in stream:
+            if not tokens:
+                first = time.perf_counter()
+            text += delta.text
+            tokens += len(delta.token_ids)
+            print(delta.text, end="", flush=True)
+            if delta.error is not None:
+                raise RequestError(delta.error)
+    except KeyboardInterrupt:
+        stream.close()
+        print(" [interrupted]", file=sys.stderr)
+    print(flush=True)
+    if stats:
+        took = time.perf_counter() - first
+        speed = f"{(tokens - 1) / took:.1f} tokens/s after it" if tokens > 1 and took > 0 else "no speed to tell"
+        print(f"{tokens} tokens; first after {first - begin:.2f} s, {speed}", file=sys.stderr)
+    return text

@@ -1,0 +1,25 @@
+"""``paceline serve``: a model behind the OpenAI API."""
+
+from __future__ import annotations
+
+import argparse
+
+from paceline.api.cli.flags import engine_config
+from paceline.api.server import ServerConfig, run_server
+from paceline.config import read_environment
+from paceline.engine.load import load_engine
+from paceline.engine.service import AsyncEngine
+
+
+def serve(args: argparse.Namespace) -> int:
+    config = engine_config(args)
+    keys = tuple(args.api_key or ()) + tuple(filter(None, (read_environment().api_key or "").split(",")))
+    server = ServerConfig(
+        host=args.host,
+        port=args.port,
+        api_keys=keys,
+        max_body_bytes=args.max_body,
+        served_model_names=tuple(args.served_model_name or (args.model,)),
+    )
+    run_server(AsyncEngine(load_engine(config), seed=config.seed), server)
+    return 0

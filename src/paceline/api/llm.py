@@ -1,0 +1,264 @@
+"""The offline API: a model in this process, prompts in, results out."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from paceline.config import EngineConfig
+from paceline.engine.intake import Intake, accept
+from paceline.engine.load import LoadedEngine, load_engine
+from paceline.engine.outputs import ChoiceDelta, CompletionOutput, RequestOutput
+from paceline.engine.prompts import encode_chat, encode_prompt
+from paceline.engine.text_side import RequestUpdate, TextSide
+from paceline.errors import RequestError
+from paceline.sampling_params import SamplingParams
+from paceline.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Conversation = list[dict[str, Any]]
+
+
+class LLM:
+    """A model, loaded into this process.
+
+    >>> with LLM("smollm2-135m-instruct") as llm:                                   # doctest: +SKIP
+    ...     print(llm.chat([{"role": "user", "content": "Hello!"}])[0].outputs[0].text)
+
+    The keyword arguments are the fields of :class:`~paceline.config.EngineConfig`. Use it as a context manager, or call
+    :meth:`close`, to give its memory back at once. Not for several threads at a time.
+    """
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        self._connect(load_engine(EngineConfig(model, **engine_args)), engine_args.get("seed"))
+
+    @classmethod
+    def from_engine(cls, loaded: LoadedEngine, *, seed: int | None = None) -> LLM:
+        """The same around an engine that was put together by hand."""
+        llm = cls.__new__(cls)
+        llm._connect(loaded, seed)
+        return llm
+
+    def _connect(self, loaded: LoadedEngine, seed: int | None) -> None:
+        self._loaded: LoadedEngine | None = loaded
+        self._text = TextSide(loaded.info, loaded.engine.abort)
+        self._seeds = random.Random(seed)
+        self._num_submitted = 0
+
+    # ---- generating
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue raw prompts.
+
+        A prompt is a string, a list of token ids, or ``{"prompt": str}`` / ``{"prompt_token_ids": [...]}``.
+
+        Args:
+            prompts: one or a list.
+            sampling_params: one for all prompts, or one for each; None takes the model's defaults.
+            use_tqdm: show a progress bar, if standard error is a terminal.
+
+        Returns:
+            One result for each prompt, in their order.
+
+        Raises:
+            RequestError: a prompt or a parameter cannot be served; then nothing has been generated.
+            ValueError: the lists differ in length.
+        """
+        single = isinstance(prompts, str | Mapping) or _is_token_list(prompts)
+        encoded = [self._encode(prompt) for prompt in ([prompts] if single else prompts)]  # type: ignore[list-item]
+        return self._run([text for text, _ in encoded], [ids for _, ids in encoded], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, through the model's chat template; else like :meth:`generate`.
+
+        Without ``max_tokens`` of the caller's own the answer may take the rest of the context.
+        """
+        single = len(messages) > 0 and isinstance(messages[0], Mapping)
+        ids = [
+            encode_chat(
+                self._open.info,
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
+            )
+            for conversation in ([messages] if single else messages)  # type: ignore[list-item]
+        ]
+        params = sampling_params or replace(self.default_sampling_params(), max_tokens=None)
+        return self._run([None] * len(ids), ids, params, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt | Conversation, sampling_params: SamplingParams | None = None
+    ) -> Iterator[ChoiceDelta]:
+        """Answer one prompt or conversation piece by piece. Closing the iterator early ends the work."""
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            tokens = encode_chat(self._open.info, prompt)  # type: ignore[arg-type]
+            default = replace(self.default_sampling_params(), max_tokens=None)
+        else:
+            _, tokens = self._encode(prompt)  # type: ignore[arg-type]
+            default = self.default_sampling_params()
+        for update in self._serve([self._accept(tokens, sampling_params or default)]):
+            yield update.delta
+
+    # ---- the rest
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._open.info.tokenizer
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's makers recommend, where they say so."""
+        return SamplingParams(**self._open.info.default_params)  # type: ignore[arg-type]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self._open.engine.scheduler.reset_prefix_cache()
+
+    @property
+    def max_model_len(self) -> int:
+        return self._open.info.max_model_len
+
+    @property
+    def numerics(self) -> str:
+        """Names everything that may change a bit of the results: results with the same string can be compared."""
+        return self._open.info.numerics
+
+    def close(self) -> None:
+        """Give back model, store and threads. Safe to repeat."""
+        self._loaded = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- inside
+
+    @property
+    def _open(self) -> LoadedEngine:
+        if self._loaded is None:
+            raise RuntimeError("this LLM is closed")
+        return self._loaded
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if len(prompt) != 1 or not set(prompt) <= {"prompt", "prompt_token_ids"}:
+                raise RequestError(
+                    f"a prompt is {{'prompt': text}} or {{'prompt_token_ids': ids}}, not a dict of {sorted(prompt)}",
+                    "prompt",
+                )
+            prompt = next(iter(prompt.values()))
+        if not isinstance(prompt, str | Sequence):
+            raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}", "prompt")
+        return (prompt if isinstance(prompt, str) else None), encode_prompt(self._open.info, prompt)
+
+    def _accept(self, tokens: Sequence[int], params: SamplingParams) -> Intake:
+        self._num_submitted += 1
+        return accept(
+            self._open.info, tokens, params, request_id=f"req-{self._num_submitted}", seed_source=self._seeds
+        )
+
+    def _run(
+        self,
+        texts: list[str | None],
+        ids: list[list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = _params_list(sampling_params, self.default_sampling_params(), len(ids))
+        intakes = [self._accept(tokens, each) for tokens, each in zip(ids, params, strict=True)]
+        outputs = {intake.request_id: _empty_output(intake, text) for intake, text in zip(intakes, texts, strict=True)}
+        show = use_tqdm and sys.stderr.isatty()
+        with tqdm(total=len(intakes), desc="Processed prompts", unit="prompt", disable=not show) as bar:
+            for update in self._serve(intakes):
+                _extend(outputs[update.request_id], update)
+                bar.update(update.last)
+        return list(outputs.values())
+
+    def _serve(self, intakes: Sequence[Intake]) -> Iterator[RequestUpdate]:
+        """Run accepted requests to their end. Leaving early, also by an exception, ends what is still running."""
+        engine = self._open.engine
+        added: list[str] = []
+        try:
+            for intake in intakes:
+                for request in intake.requests:
+                    engine.add(request)
+                    added.append(request.request_id)
+                self._text.add(intake)
+            while engine.has_work:
+                yield from self._text.update(engine.step())
+        finally:
+            if engine.has_work:
+                for choice in added:
+                    engine.abort(choice)
+                while engine.has_work:
+                    self._text.update(engine.step())
+
+
+def _is_token_list(prompts: object) -> bool:
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+
+
+def _params_list(
+    params: SamplingParams | Sequence[SamplingParams] | None, default: SamplingParams, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or default] * count
+    if len(params) != count:
+        raise ValueError(f"there are {count} prompts, but {len(params)} sampling_params")
+    return list(params)
+
+
+def _empty_output(intake: Intake, text: str | None) -> RequestOutput:
+    wants = intake.params.logprobs is not None
+    return RequestOutput(
+        intake.request_id,
+        text,
+        intake.prompt_token_ids,
+        outputs=[
+            CompletionOutput(i, cumulative_logprob=0.0 if wants else None, logprobs=[] if wants else None)
+            for i in range(len(intake.requests))
+        ],
+    )
+
+
+def _extend(output: RequestOutput, update: RequestUpdate) -> None:
+    delta = update.delta
+    choice = output.outputs[delta.index]
+    choice.text += delta.text
+    choice.token_ids += delta.token_ids
+    if choice.logprobs is not None and choice.cumulative_logprob is not None:
+        choice.logprobs += delta.logprobs
+        choice.cumulative_logprob += sum(entry.logprob for entry in delta.logprobs)
+    if delta.finish_reason is not None:
+        choice.finish_reason = delta.finish_reason.value
+        choice.stop_reason = delta.stop_reason
+        choice.error = delta.error
+    output.num_cached_tokens = update.num_cached_tokens
+    output.prompt_logprobs = update.prompt_logprobs
+    output.finished = update.last

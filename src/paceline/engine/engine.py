@@ -1,0 +1,43 @@
+"""The step loop: the only place where scheduler and runner meet."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from paceline.core.request import Request
+from paceline.core.scheduler import Scheduler
+from paceline.types import StepPlan, StepResult, TokenEvent
+
+
+class Runner(Protocol):
+    """Whatever executes plans: the model runner, or a stand-in for it in tests."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+class Engine:
+    """Drives requests to their end, one step at a time. It has no thread and no clock of its own."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+
+    def add(self, request: Request) -> None:
+        """Queue a sequence. Raises RequestError if it can never run, QueueFull if too many wait."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a sequence in whatever state it is; False if there is none of this id. Safe to repeat."""
+        return self.scheduler.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work()
+
+    def step(self) -> list[TokenEvent]:
+        """Plan, execute, commit. Returns the news of every sequence that has any."""
+        plan = self.scheduler.plan()
+        events = self.scheduler.commit(plan, self._runner.execute(plan))
+        if not self.has_work:
+            self.scheduler.check_idle()
+        return events

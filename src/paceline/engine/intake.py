@@ -1,0 +1,145 @@
+"""From what a caller asks to sequences for the scheduler: every check that depends on the model happens here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.request import Request
+from paceline.engine.model_info import ModelInfo
+from paceline.errors import RequestError
+from paceline.ops.noise import fold_choice
+from paceline.sampling_params import SamplingParams
+from paceline.text.tokenizer import bad_word_ids
+from paceline.types import TokenRules
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """One accepted prompt: its sequences (one for each choice), and what the text side has to know.
+
+    ``stop_strings`` are searched in the text. ``stop_names`` gives the string behind a stop id, for strings that name a
+    special token: such a token has no text to search in.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    requests: list[Request]
+    stop_strings: tuple[str, ...]
+    stop_names: dict[int, str]
+
+
+def accept(
+    info: ModelInfo,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    request_id: str,
+    seed_source: random.Random,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> Intake:
+    """Check a prompt and its parameters against the model. Raises RequestError naming the field and the limit.
+
+    Choice j is the sequence ``{request_id}-{j}``; its seed is the request's, with j folded in.
+    """
+    tokens = check_token_ids("prompt", prompt_token_ids, info)
+    if params.truncate_prompt_tokens is not None:
+        tokens = tokens[-params.truncate_prompt_tokens :]
+    if not tokens:
+        raise RequestError("the prompt is empty: at least one token is needed", "prompt")
+    if cache_salt is not None and not cache_salt:
+        raise RequestError("cache_salt must not be empty", "cache_salt")
+    max_tokens = _room(info, len(tokens), params)
+    for field in ("logprobs", "prompt_logprobs"):
+        _check_logprobs(field, getattr(params, field), info)
+    stop_strings, stop_names = _split_stops(params, info)
+    eos = () if params.ignore_eos else info.eos_token_ids
+    stop_ids = check_token_ids("stop_token_ids", params.stop_token_ids or (), info)
+    allowed = params.allowed_token_ids
+    if allowed is not None:
+        check_token_ids("allowed_token_ids", allowed, info)
+        allowed = tuple(sorted(set(allowed)))
+    bias = params.logit_bias or {}
+    check_token_ids("logit_bias", tuple(bias), info)
+    bad_words = bad_word_ids(info.tokenizer, params.bad_words or ())
+    _check_candidates(allowed, {word[0] for word in bad_words if len(word) == 1})
+    seed = seed_source.getrandbits(64) if params.seed is None else params.seed % 2**64
+    requests = []
+    for index in range(params.n):
+        rules = TokenRules(
+            temperature=0.0 if params.greedy else float(params.temperature),
+            top_k=max(params.top_k or 0, 0),
+            top_p=float(params.top_p),
+            min_p=float(params.min_p),
+            repetition_penalty=float(params.repetition_penalty),
+            frequency_penalty=float(params.frequency_penalty),
+            presence_penalty=float(params.presence_penalty),
+            seed=fold_choice(seed, index),
+            max_tokens=max_tokens,
+            min_tokens=min(params.min_tokens, max_tokens),
+            eos_token_ids=eos,
+            stop_token_ids=tuple(sorted({*stop_ids, *stop_names})),
+            bad_words=bad_words,
+            logit_bias=tuple(sorted(bias.items())),
+            allowed_token_ids=allowed,
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+        )
+        requests.append(Request(choice_id(request_id, index), list(tokens), rules, priority, cache_salt or ""))
+    return Intake(request_id, tokens, params, requests, stop_strings, stop_names)
+
+
+def choice_id(request_id: str, index: int) -> str:
+    return f"{request_id}-{index}"
+
+
+def check_token_ids(field: str, ids: Sequence[int], info: ModelInfo) -> list[int]:
+    """The ids as a list. Raises RequestError for anything that is not a token of the model."""
+    limit = info.tokenizer.vocab_size
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise RequestError(f"{field} must hold token ids (integers), not {type(token).__name__}", field)
+        if not 0 <= token < limit:
+            raise RequestError(f"{field} holds the token id {token}; the model has ids 0 to {limit - 1}", field)
+    return list(ids)
+
+
+def _room(info: ModelInfo, num_prompt: int, params: SamplingParams) -> int:
+    """Output tokens this request may have: what it asks for, clamped to what the context leaves."""
+    # A prompt that fills the context can still be scored.
+    longest = info.max_model_len - (0 if params.max_tokens == 0 else 1)
+    if num_prompt > longest:
+        asked = "the rest of the context" if params.max_tokens is None else f"{params.max_tokens} tokens"
+        raise RequestError(
+            f"the prompt has {num_prompt} tokens and {asked} of output were asked for, "
+            f"but the context holds {info.max_model_len} tokens",
+            "prompt",
+        )
+    room = info.max_model_len - num_prompt
+    return room if params.max_tokens is None else min(params.max_tokens, room)
+
+
+def _check_logprobs(field: str, value: int | None, info: ModelInfo) -> None:
+    if value is None or info.max_logprobs == -1:
+        return
+    if value == -1 or value > info.max_logprobs:
+        raise RequestError(f"{field} must be at most {info.max_logprobs} (max_logprobs), not {value}", field)
+
+
+def _split_stops(params: SamplingParams, info: ModelInfo) -> tuple[tuple[str, ...], dict[int, str]]:
+    """Stop strings to search in the text, and those that are the name of one special token."""
+    strings, names = [], {}
+    for stop in params.stop or ():
+        ids = info.tokenizer.encode(stop, add_special=False, parse_special=True)
+        if len(ids) == 1 and ids[0] in info.tokenizer.special_ids:
+            names[ids[0]] = stop
+        strings.append(stop)
+    return tuple(strings), names
+
+
+def _check_candidates(allowed: tuple[int, ...] | None, banned: set[int]) -> None:
+    if allowed is not None and set(allowed) <= banned:
+        raise RequestError("bad_words forbid every one of allowed_token_ids", "allowed_token_ids")

@@ -1,0 +1,119 @@
+"""From settings to a running engine: open, pack, size, wire together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.fetch import resolve_model
+from paceline.checkpoint.open import open_checkpoint
+from paceline.config import EngineConfig, read_environment
+from paceline.core.kv_manager import KvManager
+from paceline.core.scheduler import Scheduler, SchedulerLimits
+from paceline.engine.engine import Engine
+from paceline.engine.model_info import ModelInfo
+from paceline.errors import CheckpointError, RequestError
+from paceline.models.registry import read_spec
+from paceline.models.weights import load_model
+from paceline.ops.select import make_ops
+from paceline.runner.memory import gib, resident_memory
+from paceline.runner.profile import size_kv
+from paceline.runner.runner import ModelRunner
+from paceline.sampling_params import SamplingParams
+from paceline.text.chat_template import load_chat_template
+from paceline.text.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+GENERATION_CONFIG_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    engine: Engine
+    info: ModelInfo
+
+
+def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
+    """Fetch the model if needed, load it, and build the engine around it.
+
+    Raises CheckpointError for files that cannot be used and ConfigError for settings that do not fit.
+    """
+    environment = read_environment()
+    begin = time.perf_counter()
+    path = resolve_model(config.model, cache=environment.cache, offline=environment.offline, progress=progress)
+    checkpoint = open_checkpoint(path)
+    spec = read_spec(checkpoint)
+    override = None if config.tokenizer is None else Path(config.tokenizer)
+    tokenizer = load_tokenizer(checkpoint, override)
+    template = load_chat_template(
+        checkpoint, tokenizer, None if config.chat_template is None else Path(config.chat_template)
+    )
+    opened = time.perf_counter()
+
+    ops = make_ops(config.ops, config.num_threads or environment.num_threads)
+    max_positions = config.max_model_len or spec.max_position_embeddings
+    model = load_model(checkpoint, ops, max_positions=min(max_positions, spec.max_position_embeddings))
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise CheckpointError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, more than the model's {spec.vocab_size}"
+        )
+    packed = time.perf_counter()
+    kv_size = size_kv(config, model, ops, tokenizer.vocab_size)
+    kv = ops.make_kv(model.kv_layout, kv_size.num_blocks, config.block_size)
+    runner = ModelRunner(
+        model,
+        ops,
+        kv,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=kv_size.max_model_len,
+        vocab_size=tokenizer.vocab_size,
+    )
+    limits = SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=kv_size.max_model_len,
+        max_waiting=config.max_waiting,
+        queue_timeout=config.queue_timeout,
+        admission_age_limit=config.admission_age_limit,
+        decode_blocks_ahead=config.decode_blocks_ahead,
+    )
+    manager = KvManager(kv_size.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    eos = tuple(sorted({*tokenizer.eos_ids, *spec.eos_token_ids}))
+    info = ModelInfo(
+        name=config.model,
+        tokenizer=tokenizer,
+        chat_template=template,
+        eos_token_ids=eos,
+        max_model_len=kv_size.max_model_len,
+        max_logprobs=config.max_logprobs,
+        max_cached_tokens=kv_size.num_blocks * config.block_size,
+        default_params=_generation_defaults(checkpoint.generation_config),
+        numerics=ops.numerics,
+    )
+    logger.info(
+        "%s: opened in %.2f s, packed in %.2f s, sized in %.2f s; %s in memory; numerics %s; end tokens %s",
+        config.model, opened - begin, packed - opened, time.perf_counter() - packed,
+        gib(resident_memory()), ops.numerics, eos,
+    )  # fmt: skip
+    return LoadedEngine(Engine(Scheduler(limits, manager), runner), info)
+
+
+def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, float | int]:
+    """The sampling defaults that a model's makers recommend; values we would refuse from a caller are left out."""
+    defaults: dict[str, float | int] = {}
+    for name in GENERATION_CONFIG_PARAMS:
+        value = generation_config.get(name)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except RequestError as error:
+            logger.warning("generation_config.json: %s; ignored", error)
+            continue
+        defaults[name] = value
+    return defaults

@@ -1,0 +1,33 @@
+"""What the front of an engine needs to know of the model it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.text.chat_template import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Attributes:
+    name: what the caller named the model.
+    tokenizer, chat_template: the text side; a model without a template cannot chat.
+    eos_token_ids: union of what tokenizer, config and generation config name as end of sequence.
+    max_model_len: tokens of prompt and output together.
+    max_logprobs: largest number of likeliest tokens a request may ask for; -1 is the vocabulary.
+    max_cached_tokens: tokens that the key-value store holds.
+    default_params: sampling defaults of the model's generation config, by their names in SamplingParams.
+    numerics: names everything that may change a bit of the results.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    max_logprobs: int
+    max_cached_tokens: int
+    default_params: Mapping[str, float | int]
+    numerics: str
