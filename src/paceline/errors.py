@@ -20,3 +20,7 @@ class CheckpointError(ValueError):
 
 class ConfigError(ValueError):
     """Engine settings contradict each other or do not fit this machine. The message gives the arithmetic."""
+
+
+class QueueFull(RequestError):  # noqa: N818  (named like the standard library's queue.Full)
+    """Too many requests wait already: this one may be sent again later, HTTP 429."""

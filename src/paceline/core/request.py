@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.core.block_pool import BlockKey
 from paceline.types import TokenRules
 
 
@@ -17,10 +18,17 @@ class Request:
         tokens: prompt, then output as it is chosen.
         priority: smaller runs first.
         cache_salt: only requests with the same salt share prefix blocks.
-        arrival: seconds on the scheduler's clock.
+
+        arrival: seconds on the scheduler's clock, when it was added.
+        number: its place in the order of arrival; decides between requests of one priority.
+        admission: its place in the order of admissions, new for each running life; the last is preempted first.
         num_computed: tokens whose keys and values are in the store.
         slot: its place in the runner, None while it waits.
+        last_step: the last step that had a span of it.
         blocks: store blocks by position.
+        block_keys: what identifies the content of its full blocks, as far as anyone asked.
+        num_published: leading blocks that the prefix cache has been told of.
+        num_scored: prompt positions whose log-probabilities were delivered.
         num_cached_tokens: prompt tokens saved by the prefix cache at the first admission; None before it.
         times_passed_over: steps in which a later request was admitted before this one.
     """
@@ -30,12 +38,18 @@ class Request:
     rules: TokenRules
     priority: int = 0
     cache_salt: str = ""
-    arrival: float = 0.0
 
+    arrival: float = field(init=False, default=0.0)
+    number: int = field(init=False, default=0)
+    admission: int = field(init=False, default=0)
     num_prompt: int = field(init=False)
     num_computed: int = field(init=False, default=0)
     slot: int | None = field(init=False, default=None)
+    last_step: int = field(init=False, default=0)
     blocks: list[int] = field(init=False, default_factory=list)
+    block_keys: list[BlockKey] = field(init=False, default_factory=list)
+    num_published: int = field(init=False, default=0)
+    num_scored: int = field(init=False, default=0)
     num_cached_tokens: int | None = field(init=False, default=None)
     times_passed_over: int = field(init=False, default=0)
 
@@ -45,3 +59,8 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_left(self) -> int:
+        """Tokens still to compute; 1 for a sequence that generates."""
+        return len(self.tokens) - self.num_computed

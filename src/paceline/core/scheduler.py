@@ -1,0 +1,421 @@
+"""Who computes what in the next step, and what became of it.
+
+There is one mechanism: every running sequence has tokens, of which some are computed, and each step hands out spans of
+the rest. A step's plan must be committed before the next one is made; anything else may be called in between.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.core.kv_manager import KvManager
+from paceline.core.request import Request
+from paceline.core.stop import Stop, find_stop
+from paceline.errors import QueueFull, RequestError
+from paceline.types import (
+    FinishReason,
+    SeqResult,
+    SeqSpan,
+    SeqStart,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+    TokenLogprobs,
+)
+
+MISFITS_LOOKED_AT = 16
+"""Waiting requests that one plan passes over because they do not fit: bounds the work when the store is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """The limits of :class:`~paceline.config.EngineConfig` that scheduling knows, under the same names."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_waiting: int | None = None
+    queue_timeout: float | None = None
+    admission_age_limit: int = 64
+    decode_blocks_ahead: int = 0
+
+
+class Scheduler:
+    """Brings requests to their end, each exactly once.
+
+    Not safe for use by several threads: one thread calls everything.
+
+    Attributes:
+        num_preemptions: running requests that had to make room so far.
+        prefix_queries: tokens of all requests at their first admission.
+        prefix_hits: those of them that the prefix cache spared.
+    """
+
+    def __init__(self, limits: SchedulerLimits, kv: KvManager, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._waiting: list[Request] = []
+        self._running: dict[int, Request] = {}
+        self._not_yet_started: deque[Request] = deque()
+        self._free_slots = list(range(limits.max_num_seqs))
+        self._released: list[int] = []
+        self._events: list[TokenEvent] = []
+        self._in_flight: StepPlan | None = None
+        self._step = 0
+        self._num_added = 0
+        self._num_admissions = 0
+
+    # ---- what it knows
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_blocks_used(self) -> int:
+        return self.kv.num_used
+
+    def has_work(self) -> bool:
+        """Whether a step has anything to do: requests, slots to release, or events to deliver."""
+        return bool(self._requests or self._released or self._events)
+
+    def check_idle(self) -> None:
+        """Raises AssertionError naming what leaked, if no request lives and yet a block or a slot is taken."""
+        if self._requests:
+            return
+        if self.kv.num_used:
+            raise AssertionError(
+                f"no request lives, but {self.kv.num_used} of {self.kv.num_blocks} blocks are held: "
+                f"{self.kv.used_blocks()}"
+            )
+        if len(self._free_slots) != self.limits.max_num_seqs:
+            lost = sorted(set(range(self.limits.max_num_seqs)) - set(self._free_slots))
+            raise AssertionError(f"no request lives, but these slots are taken: {lost}")
+
+    # ---- requests come and go
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises RequestError if its id is in use, if its prompt is empty or leaves no room in the context, or if prompt
+        and first output token can never fit in the store; QueueFull if too many requests wait already.
+        """
+        self._check(request)
+        self._num_added += 1
+        request.number = self._num_added
+        request.arrival = self._clock()
+        self._requests[request.request_id] = request
+        insort(self._waiting, request, key=_place_in_queue)
+        if self.limits.queue_timeout is not None:
+            self._not_yet_started.append(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request in whatever state it is; False if there is none. Its event comes with the next commit."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._end(request, Stop(FinishReason.ABORT))
+        return True
+
+    def fail(self, request_id: str, message: str) -> bool:
+        """The same as :meth:`abort`, with ``FinishReason.ERROR`` and a message."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._fail(request, message)
+        return True
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; running requests keep what they use."""
+        self.kv.reset()
+
+    def take_events(self) -> list[TokenEvent]:
+        """The events that wait for the next commit; it will not deliver them again."""
+        events, self._events = self._events, []
+        return events
+
+    # ---- a step
+
+    def plan(self) -> StepPlan:
+        """Hand out the token budget: decodes first, then running prompts by rank, then new requests.
+
+        The plan may be without spans: then slots are to be released, or events wait for the commit.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError(f"step {self._in_flight.step} was planned, but not committed")
+        self._step += 1
+        self._end_overdue()
+        preemptions_before = self.num_preemptions
+        budget = self.limits.max_num_batched_tokens
+        starts: list[SeqStart] = []
+        spans: list[SeqSpan] = []
+        running = sorted(self._running.values(), key=_rank)
+        for request in self._decodes(running, budget):
+            # Someone of higher rank may have taken its place meanwhile. It cannot have a span yet: rank goes down.
+            if request.slot is not None and (new_blocks := self._grow(request)) is not None:
+                spans.append(self._span(request, 1, new_blocks))
+                budget -= 1
+        for request in running:
+            if budget and request.slot is not None and request.num_left > 1:
+                spans.append(self._span(request, min(budget, request.num_left)))
+                budget -= spans[-1].count
+        # Whoever was just preempted has the better claim to what is free now.
+        if self.num_preemptions == preemptions_before:
+            self._admit(budget, starts, spans)
+        released, self._released = self._released, []
+        self._in_flight = StepPlan(self._step, tuple(released), tuple(starts), tuple(spans))
+        return self._in_flight
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Take in what the planned spans produced. Returns the news since the last commit.
+
+        Results of requests that ended in between are ignored, and may be missing.
+        """
+        if self._in_flight is None or plan is not self._in_flight or result.step != plan.step:
+            raise RuntimeError(f"the result of step {result.step} does not belong to the last plan")
+        self._in_flight = None
+        results = {seq.slot: seq for seq in result.seqs}
+        for span in plan.spans:
+            request = self._running.get(span.slot)
+            if request is not None:
+                self._commit_span(request, span, results.get(span.slot))
+        return self.take_events()
+
+    # ---- planning
+
+    def _check(self, request: Request) -> None:
+        prompt, most = request.num_prompt, self.limits.max_model_len
+        if request.request_id in self._requests:
+            raise RequestError(f"a request with the id {request.request_id!r} is in progress", "request_id")
+        if prompt == 0:
+            raise RequestError("the prompt is empty: at least one token is needed", "prompt")
+        if prompt + min(request.rules.max_tokens, 1) > most:
+            raise RequestError(
+                f"the prompt has {prompt} tokens and needs room for its output, but the context holds {most}", "prompt"
+            )
+        # The last output token is never computed.
+        needed = prompt + min(max(request.rules.max_tokens - 1, 0), 1)
+        if self.kv.blocks_for(needed) > self.kv.num_blocks:
+            raise RequestError(f"the prompt is too long: {self._arithmetic(needed)}", "prompt")
+        # A request that can have a slot at once does not count as waiting.
+        free = len(self._free_slots)
+        if self.limits.max_waiting is not None and self.num_waiting >= self.limits.max_waiting + free:
+            raise QueueFull(f"{self.num_waiting} requests wait already (max_waiting is {self.limits.max_waiting})")
+
+    def _end_overdue(self) -> None:
+        timeout, queue = self.limits.queue_timeout, self._not_yet_started
+        now = self._clock()
+        while timeout is not None and queue:
+            request = queue[0]
+            lives = self._requests.get(request.request_id) is request and request.num_cached_tokens is None
+            if lives and now - request.arrival <= timeout:
+                break
+            queue.popleft()
+            if lives:
+                self._fail(
+                    request,
+                    f"the request waited {now - request.arrival:.1f} s without being started "
+                    f"(queue_timeout is {timeout:g} s)",
+                )
+
+    def _decodes(self, running: list[Request], budget: int) -> list[Request]:
+        """Sequences with one token left, by rank; if the budget is short, those that waited longest for a span."""
+        decodes = [request for request in running if request.num_left == 1]
+        if len(decodes) > budget:
+            decodes = sorted(sorted(decodes, key=lambda request: request.last_step)[:budget], key=_rank)
+        return decodes
+
+    def _grow(self, request: Request) -> tuple[int, ...] | None:
+        """Blocks for the request's next token, at the expense of others if need be. None if it was itself preempted."""
+        needed = request.num_computed + 1
+        most = min(self.limits.max_model_len, request.num_prompt + request.rules.max_tokens) - 1
+        ahead = max(min(self.limits.decode_blocks_ahead, self.kv.blocks_for(most) - self.kv.blocks_for(needed)), 0)
+        while (new_blocks := self.kv.grow(request, needed, ahead)) is None:
+            victim = max(self._running.values(), key=_rank)
+            self._preempt(victim)
+            if victim is request:
+                return None
+        return new_blocks
+
+    def _span(self, request: Request, count: int, new_blocks: tuple[int, ...] = ()) -> SeqSpan:
+        assert request.slot is not None
+        request.last_step = self._step
+        sample = count == request.num_left and request.rules.max_tokens > 0
+        return SeqSpan(request.slot, request.num_computed, count, new_blocks, sample)
+
+    def _admit(self, budget: int, starts: list[SeqStart], spans: list[SeqSpan]) -> None:
+        """Start waiting requests in order while slots and budget last.
+
+        A request needs all blocks of its tokens at once, and one more for each running sequence, so that those can go
+        on for a while before anyone is preempted. One that does not fit may be passed over, a limited number of times.
+        """
+        admitted: list[Request] = []
+        misfits: list[Request] = []
+        num_passed_over = 0
+        for request in self._waiting:
+            if budget == 0 or not self._free_slots or len(misfits) == MISFITS_LOOKED_AT:
+                break
+            if self.kv.start(request, reserve=len(self._running)):
+                admitted.append(request)
+                num_passed_over = len(misfits)
+                starts.append(self._start(request))
+                spans.append(self._span(request, min(budget, request.num_left)))
+                budget -= spans[-1].count
+            elif request.times_passed_over < self.limits.admission_age_limit:
+                misfits.append(request)
+            else:
+                break
+        for request in misfits[:num_passed_over]:
+            request.times_passed_over += 1
+        for request in admitted:
+            self._leave_queue(request)
+
+    def _start(self, request: Request) -> SeqStart:
+        request.slot = heapq.heappop(self._free_slots)
+        self._running[request.slot] = request
+        self._num_admissions += 1
+        request.admission = self._num_admissions
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = request.num_computed
+            self.prefix_queries += len(request.tokens)
+            self.prefix_hits += request.num_computed
+        return SeqStart(
+            slot=request.slot,
+            tokens=tuple(request.tokens),
+            num_prompt=request.num_prompt,
+            num_computed=request.num_computed,
+            blocks=tuple(request.blocks),
+            rules=request.rules,
+        )
+
+    # ---- committing
+
+    def _commit_span(self, request: Request, span: SeqSpan, result: SeqResult | None) -> None:
+        if result is None or (span.sample and not result.tokens):
+            error = None if result is None else result.error
+            self._fail(request, error or f"step {self._step} chose no token for the sequence")
+            return
+        if result.error is not None:
+            self._fail(request, result.error)
+            return
+        request.num_computed = span.start + span.count
+        self.kv.publish(request)
+        prompt_logprobs = _not_yet_scored(request, span, result)
+        stop = None if request.num_left or request.rules.max_tokens else Stop(FinishReason.LENGTH)
+        taken = 0
+        while taken < len(result.tokens) and stop is None:
+            token = result.tokens[taken]
+            request.tokens.append(token)
+            taken += 1
+            stop = find_stop(token, request.num_output, len(request.tokens), request.rules, self.limits.max_model_len)
+        tokens, logprobs = result.tokens[:taken], result.logprobs[:taken]
+        length = len(request.tokens)
+        if stop is None and self.kv.blocks_for(length) > self.kv.num_blocks:
+            # Even alone it could not go on. So it ends at the same token in every company.
+            error = f"the sequence outgrew the key-value store: {self._arithmetic(length)}"
+            self._end(request, Stop(FinishReason.ERROR), tokens, logprobs, prompt_logprobs, error)
+        elif stop is not None:
+            self._end(request, stop, tokens, logprobs, prompt_logprobs)
+        elif tokens or prompt_logprobs:
+            self._tell(request, None, tokens, logprobs, prompt_logprobs)
+
+    def _tell(
+        self,
+        request: Request,
+        stop: Stop | None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
+        error: str | None = None,
+    ) -> None:
+        self._events.append(
+            TokenEvent(
+                request_id=request.request_id,
+                token_ids=tokens,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                finish_reason=None if stop is None else stop.reason,
+                stop_reason=None if stop is None else stop.stop_reason,
+                num_cached_tokens=request.num_cached_tokens or 0,
+                error=error,
+            )
+        )
+
+    # ---- leaving
+
+    def _end(
+        self,
+        request: Request,
+        stop: Stop,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
+        error: str | None = None,
+    ) -> None:
+        del self._requests[request.request_id]
+        if request.slot is None:
+            self._leave_queue(request)
+        else:
+            self._vacate(request)
+        self._tell(request, stop, tokens, logprobs, prompt_logprobs, error)
+
+    def _fail(self, request: Request, message: str) -> None:
+        self._end(request, Stop(FinishReason.ERROR), error=message)
+
+    def _preempt(self, request: Request) -> None:
+        """Back to its old place in the queue, with all its tokens, none of them computed."""
+        self._vacate(request)
+        insort(self._waiting, request, key=_place_in_queue)
+        self.num_preemptions += 1
+
+    def _vacate(self, request: Request) -> None:
+        """Give back slot and blocks.
+
+        Both may be handed out again by the next plan at the earliest moment: a plan releases before it starts, and one
+        that is under way still owns what it writes, because nothing is handed out before it is committed.
+        """
+        assert request.slot is not None
+        del self._running[request.slot]
+        heapq.heappush(self._free_slots, request.slot)
+        self._released.append(request.slot)
+        request.slot = None
+        self.kv.free(request)
+
+    def _leave_queue(self, request: Request) -> None:
+        del self._waiting[bisect_left(self._waiting, _place_in_queue(request), key=_place_in_queue)]
+
+    def _arithmetic(self, num_tokens: int) -> str:
+        return (
+            f"{num_tokens} tokens need {self.kv.blocks_for(num_tokens)} blocks of {self.kv.block_size}, "
+            f"but there are {self.kv.num_blocks} (kv_cache_memory, num_kv_blocks)"
+        )
+
+
+def _place_in_queue(request: Request) -> tuple[int, int]:
+    return request.priority, request.number
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    """The largest is preempted first: of the lowest priority, the last admitted."""
+    return request.priority, request.admission
+
+
+def _not_yet_scored(request: Request, span: SeqSpan, result: SeqResult) -> tuple[TokenLogprobs, ...]:
+    """The prompt log-probabilities that were not delivered before a preemption. The entries follow ``span.start``."""
+    scores = result.prompt_logprobs[max(request.num_scored - span.start, 0) :]
+    request.num_scored += len(scores)
+    return scores

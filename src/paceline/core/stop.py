@@ -1,0 +1,30 @@
+"""When a sequence ends, as far as tokens tell. Stop strings are found in the text, later and elsewhere."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paceline.types import FinishReason, TokenRules
+
+
+class Stop(NamedTuple):
+    """``stop_reason`` is the id for one of the caller's stop tokens, else None."""
+
+    reason: FinishReason
+    stop_reason: int | None = None
+
+
+def find_stop(token: int, num_output: int, num_tokens: int, rules: TokenRules, max_model_len: int) -> Stop | None:
+    """Whether a sequence ends with ``token``, its output token number ``num_output``, ``num_tokens`` with the prompt.
+
+    An end token counts only beyond ``min_tokens``. One that is both the caller's and the model's reports its id, for
+    the caller asked to know. An end token in the last allowed place is a stop, not a limit.
+    """
+    if num_output > rules.min_tokens:
+        if token in rules.stop_token_ids:
+            return Stop(FinishReason.STOP, token)
+        if token in rules.eos_token_ids:
+            return Stop(FinishReason.STOP)
+    if num_output >= rules.max_tokens or num_tokens >= max_model_len:
+        return Stop(FinishReason.LENGTH)
+    return None
