@@ -64,7 +64,7 @@ def test_integer_types_of_ids_do_not_matter() -> None:
 
 def test_extreme_bits_stay_finite_and_inside_the_stated_range() -> None:
     lowest, highest = 0.5 * 2.0**-52, 1 - 2.0**-53
-    assert GUMBEL_MIN < -math.log(-math.log(lowest))
+    assert -math.log(-math.log(lowest)) > GUMBEL_MIN
     assert -math.log(-math.log(highest)) < GUMBEL_MAX
 
 

@@ -1,0 +1,71 @@
+"""How each running sequence chooses its tokens, as arrays indexed by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.sample.edits import SequenceEdits, changes_logits
+from paceline.tensors import FloatArray, IntArray
+from paceline.types import TokenRules
+
+_UINT64 = 2**64 - 1
+_FLOAT32 = np.finfo(np.float32)
+
+
+class SamplerState:
+    """The sampling rules of S slots, and what their edits remember of the committed tokens.
+
+    Every field of a slot is written at :meth:`start`, whatever its last owner left. Nothing here depends on steps,
+    rows or other slots: a sequence that starts again with its earlier output is in the very state it was in.
+
+    Attributes:
+        vocab_size: ids that can be chosen: the tokenizer's number of ids, or the head's where that is smaller.
+        temperature, top_p, min_p, repetition, frequency, presence: [S] float32.
+        top_k: [S] int32.
+        seeds: [S] uint64.
+        logprobs: [S], likeliest tokens wanted beside the chosen one; -1 is the vocabulary, None is off.
+        edits: [S], None where a sequence's rules leave the logits as they are.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.temperature: FloatArray = np.zeros(max_num_seqs, np.float32)
+        self.top_k: IntArray = np.zeros(max_num_seqs, np.int32)
+        self.top_p: FloatArray = np.zeros(max_num_seqs, np.float32)
+        self.min_p: FloatArray = np.zeros(max_num_seqs, np.float32)
+        self.repetition: FloatArray = np.zeros(max_num_seqs, np.float32)
+        self.frequency: FloatArray = np.zeros(max_num_seqs, np.float32)
+        self.presence: FloatArray = np.zeros(max_num_seqs, np.float32)
+        self.seeds: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
+        self.logprobs: list[int | None] = [None] * max_num_seqs
+        self.edits: list[SequenceEdits | None] = [None] * max_num_seqs
+        for slot in range(max_num_seqs):
+            self.release(slot)
+
+    def start(self, slot: int, rules: TokenRules, tokens: Sequence[int], num_prompt: int) -> None:
+        """A sequence takes the slot: ``tokens`` are its prompt of ``num_prompt`` tokens and its earlier output."""
+        self.temperature[slot] = rules.temperature
+        self.top_k[slot] = min(rules.top_k, self.vocab_size)
+        self.top_p[slot] = rules.top_p
+        self.min_p[slot] = rules.min_p
+        # A float32 that is zero or infinite would turn ordinary logits into NaN.
+        self.repetition[slot] = min(max(rules.repetition_penalty, float(_FLOAT32.tiny)), float(_FLOAT32.max))
+        self.frequency[slot] = rules.frequency_penalty
+        self.presence[slot] = rules.presence_penalty
+        self.seeds[slot] = rules.seed & _UINT64
+        self.logprobs[slot] = rules.logprobs
+        edited = changes_logits(rules)
+        self.edits[slot] = SequenceEdits(rules, tokens, num_prompt, self.vocab_size) if edited else None
+
+    def commit(self, slot: int, token: int) -> None:
+        """The sequence in the slot grows by a chosen token."""
+        edits = self.edits[slot]
+        if edits is not None:
+            edits.commit(token)
+
+    def release(self, slot: int) -> None:
+        """The slot's sequence is gone: the slot is that of a sequence without rules and tokens."""
+        self.start(slot, TokenRules(), (), 0)
