@@ -128,7 +128,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        self._end(request, Stop(FinishReason.ABORT))
+        self._cut_short(request, FinishReason.ABORT)
         return True
 
     def fail(self, request_id: str, message: str) -> bool:
@@ -136,7 +136,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        self._fail(request, message)
+        self._cut_short(request, FinishReason.ERROR, message)
         return True
 
     def reset_prefix_cache(self) -> None:
@@ -226,8 +226,9 @@ class Scheduler:
                 break
             queue.popleft()
             if lives:
-                self._fail(
+                self._cut_short(
                     request,
+                    FinishReason.ERROR,
                     f"the request waited {now - request.arrival:.1f} s without being started "
                     f"(queue_timeout is {timeout:g} s)",
                 )
@@ -305,76 +306,64 @@ class Scheduler:
     # ---- committing
 
     def _commit_span(self, request: Request, span: SeqSpan, result: SeqResult | None) -> None:
-        if result is None or (span.sample and not result.tokens):
+        if result is None or result.error is not None or (span.sample and not result.tokens):
             error = None if result is None else result.error
-            self._fail(request, error or f"step {self._step} chose no token for the sequence")
-            return
-        if result.error is not None:
-            self._fail(request, result.error)
+            self._cut_short(request, FinishReason.ERROR, error or f"step {self._step} chose no token for the sequence")
             return
         request.num_computed = span.start + span.count
         self.kv.publish(request)
         prompt_logprobs = _not_yet_scored(request, span, result)
-        stop = None if request.num_left or request.rules.max_tokens else Stop(FinishReason.LENGTH)
-        taken = 0
-        while taken < len(result.tokens) and stop is None:
-            token = result.tokens[taken]
-            request.tokens.append(token)
-            taken += 1
-            stop = find_stop(token, request.num_output, len(request.tokens), request.rules, self.limits.max_model_len)
-        tokens, logprobs = result.tokens[:taken], result.logprobs[:taken]
-        length = len(request.tokens)
-        if stop is None and self.kv.blocks_for(length) > self.kv.num_blocks:
-            # Even alone it could not go on. So it ends at the same token in every company.
-            error = f"the sequence outgrew the key-value store: {self._arithmetic(length)}"
-            self._end(request, Stop(FinishReason.ERROR), tokens, logprobs, prompt_logprobs, error)
-        elif stop is not None:
-            self._end(request, stop, tokens, logprobs, prompt_logprobs)
-        elif tokens or prompt_logprobs:
-            self._tell(request, None, tokens, logprobs, prompt_logprobs)
-
-    def _tell(
-        self,
-        request: Request,
-        stop: Stop | None,
-        tokens: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
-        error: str | None = None,
-    ) -> None:
-        self._events.append(
-            TokenEvent(
+        num_taken, stop = self._append(request, result.tokens)
+        if stop is not None:
+            self._remove(request)
+        if stop is not None or num_taken or prompt_logprobs:
+            event = TokenEvent(
                 request_id=request.request_id,
-                token_ids=tokens,
-                logprobs=logprobs,
+                token_ids=result.tokens[:num_taken],
+                logprobs=result.logprobs[:num_taken],
                 prompt_logprobs=prompt_logprobs,
                 finish_reason=None if stop is None else stop.reason,
                 stop_reason=None if stop is None else stop.stop_reason,
+                num_cached_tokens=request.num_cached_tokens or 0,
+                error=None if stop is None else stop.error,
+            )
+            self._events.append(event)
+
+    def _append(self, request: Request, tokens: tuple[int, ...]) -> tuple[int, Stop | None]:
+        """Append chosen tokens up to the first that ends the sequence. Returns how many, and the end if it is one."""
+        for count, token in enumerate(tokens, start=1):
+            request.tokens.append(token)
+            length = len(request.tokens)
+            stop = find_stop(token, request.num_output, length, request.rules, self.limits.max_model_len)
+            if stop is not None:
+                return count, stop
+            if self.kv.blocks_for(length) > self.kv.num_blocks:
+                # Even alone it could not go on; so it ends at the same token in every company.
+                error = f"the sequence outgrew the key-value store: {self._arithmetic(length)}"
+                return count, Stop(FinishReason.ERROR, error=error)
+        if request.rules.max_tokens == 0 and request.num_left == 0:
+            return 0, Stop(FinishReason.LENGTH)
+        return len(tokens), None
+
+    # ---- leaving
+
+    def _cut_short(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        self._remove(request)
+        self._events.append(
+            TokenEvent(
+                request_id=request.request_id,
+                finish_reason=reason,
                 num_cached_tokens=request.num_cached_tokens or 0,
                 error=error,
             )
         )
 
-    # ---- leaving
-
-    def _end(
-        self,
-        request: Request,
-        stop: Stop,
-        tokens: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
-        error: str | None = None,
-    ) -> None:
+    def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
         if request.slot is None:
             self._leave_queue(request)
         else:
             self._vacate(request)
-        self._tell(request, stop, tokens, logprobs, prompt_logprobs, error)
-
-    def _fail(self, request: Request, message: str) -> None:
-        self._end(request, Stop(FinishReason.ERROR), error=message)
 
     def _preempt(self, request: Request) -> None:
         """Back to its old place in the queue, with all its tokens, none of them computed."""

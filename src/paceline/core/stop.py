@@ -8,10 +8,11 @@ from paceline.types import FinishReason, TokenRules
 
 
 class Stop(NamedTuple):
-    """``stop_reason`` is the id for one of the caller's stop tokens, else None."""
+    """``stop_reason`` is the id for one of the caller's stop tokens, else None; ``error`` is the message of an error."""
 
     reason: FinishReason
     stop_reason: int | None = None
+    error: str | None = None
 
 
 def find_stop(token: int, num_output: int, num_tokens: int, rules: TokenRules, max_model_len: int) -> Stop | None:
