@@ -1,8 +1,8 @@
 """The running sequences as arrays indexed by slot.
 
 A live sequence owns one slot, an integer the scheduler gave it. Nothing is ever compacted or swapped: the order of rows
-in a step is an array of slots, never a move of data. Every field is written when a sequence starts, so that a slot never
-shows its last owner's values.
+in a step is an array of slots, never a move of data. Every field is written when a sequence starts, so that a slot
+never shows its last owner's values.
 """
 
 from __future__ import annotations

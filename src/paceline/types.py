@@ -8,7 +8,7 @@ resumption after preemption are all this one mechanism. Nothing here knows an ar
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class StepResult:
     seqs: tuple[SeqResult, ...] = field(default=())
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended. The values are those of the OpenAI API, but for ``abort`` and ``error``."""
 
     STOP = "stop"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -76,8 +76,7 @@ class LLM:
             RequestError: a prompt or a parameter cannot be served; then nothing has been generated.
             ValueError: the lists differ in length.
         """
-        single = isinstance(prompts, str | Mapping) or _is_token_list(prompts)
-        encoded = [self._encode(prompt) for prompt in ([prompts] if single else prompts)]  # type: ignore[list-item]
+        encoded = [self._encode(prompt) for prompt in _prompt_list(prompts)]
         return self._run([text for text, _ in encoded], [ids for _, ids in encoded], sampling_params, use_tqdm)
 
     def chat(
@@ -95,7 +94,6 @@ class LLM:
 
         Without ``max_tokens`` of the caller's own the answer may take the rest of the context.
         """
-        single = len(messages) > 0 and isinstance(messages[0], Mapping)
         ids = [
             encode_chat(
                 self._open.info,
@@ -105,21 +103,21 @@ class LLM:
                 tools=tools,
                 template_kwargs=chat_template_kwargs,
             )
-            for conversation in ([messages] if single else messages)  # type: ignore[list-item]
+            for conversation in _conversation_list(messages)
         ]
         params = sampling_params or replace(self.default_sampling_params(), max_tokens=None)
         return self._run([None] * len(ids), ids, params, use_tqdm)
 
     def stream(
         self, prompt: Prompt | Conversation, sampling_params: SamplingParams | None = None
-    ) -> Iterator[ChoiceDelta]:
+    ) -> Generator[ChoiceDelta, None, None]:
         """Answer one prompt or conversation piece by piece. Closing the iterator early ends the work."""
-        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
-            tokens = encode_chat(self._open.info, prompt)  # type: ignore[arg-type]
-            default = replace(self.default_sampling_params(), max_tokens=None)
+        default = self.default_sampling_params()
+        if _is_list_of(prompt, Mapping):
+            tokens = encode_chat(self._open.info, cast(Conversation, prompt))
+            default = replace(default, max_tokens=None)
         else:
-            _, tokens = self._encode(prompt)  # type: ignore[arg-type]
-            default = self.default_sampling_params()
+            _, tokens = self._encode(cast(Prompt, prompt))
         for update in self._serve([self._accept(tokens, sampling_params or default)]):
             yield update.delta
 
@@ -179,9 +177,7 @@ class LLM:
 
     def _accept(self, tokens: Sequence[int], params: SamplingParams) -> Intake:
         self._num_submitted += 1
-        return accept(
-            self._open.info, tokens, params, request_id=f"req-{self._num_submitted}", seed_source=self._seeds
-        )
+        return accept(self._open.info, tokens, params, request_id=f"req-{self._num_submitted}", seed_source=self._seeds)
 
     def _run(
         self,
@@ -220,8 +216,19 @@ class LLM:
                     self._text.update(engine.step())
 
 
-def _is_token_list(prompts: object) -> bool:
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt as a list of one: a text, a dict, or a list of token ids."""
+    if isinstance(prompts, str | Mapping) or _is_list_of(prompts, int):
+        return [cast(Prompt, prompts)]
+    return cast(Sequence[Prompt], prompts)
+
+
+def _conversation_list(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
+    return cast(Sequence[Conversation], [messages] if _is_list_of(messages, Mapping) else messages)
+
+
+def _is_list_of(items: object, kind: type) -> bool:
+    return isinstance(items, Sequence) and len(items) > 0 and isinstance(items[0], kind)
 
 
 def _params_list(

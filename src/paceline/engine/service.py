@@ -33,8 +33,8 @@ Command = Callable[[], None]
 class RequestStream:
     """The answer to one request: an asynchronous iterator of the deltas of all its choices.
 
-    ``num_cached_tokens`` and ``prompt_logprobs`` are valid once the first delta has arrived. Leaving the iteration early
-    does not stop the work; call :meth:`abort`, which is always safe.
+    ``num_cached_tokens`` and ``prompt_logprobs`` are valid once the first delta has arrived. Leaving the iteration
+    early does not stop the work; call :meth:`abort`, which is always safe.
     """
 
     def __init__(self, intake: Intake, abort: Callable[[str], object]) -> None:
@@ -132,7 +132,9 @@ class AsyncEngine:
 
     # ---- requests
 
-    def encode_prompt(self, prompt: str | Sequence[int], *, parse_special: bool = True, param: str = "prompt") -> list[int]:
+    def encode_prompt(
+        self, prompt: str | Sequence[int], *, parse_special: bool = True, param: str = "prompt"
+    ) -> list[int]:
         """A raw prompt as ids: a text is tokenised by the tokenizer's own rules, ids are checked."""
         return encode_prompt(self._info, prompt, parse_special=parse_special, param=param)
 

@@ -147,6 +147,4 @@ class _Choice:
             tokens.append(token)
             if entry is not None:
                 logprobs.append(entry)
-        return ChoiceDelta(
-            self._index, text, tuple(tokens), tuple(logprobs), finish_reason, stop_reason, error
-        )
+        return ChoiceDelta(self._index, text, tuple(tokens), tuple(logprobs), finish_reason, stop_reason, error)

@@ -30,9 +30,9 @@ class KvSize:
 def size_kv(config: EngineConfig, model: Model, ops: Ops, vocab_size: int) -> KvSize:
     """Decide the number of blocks and the context length.
 
-    The memory is ``kv_cache_memory``, or ``memory_utilization`` of what is available once the largest step has been run.
-    More blocks than ``max_num_seqs`` full contexts are never taken. Raises ConfigError, with the arithmetic, if one
-    request of the wanted context cannot fit; a context that nobody asked for is lowered instead.
+    The memory is ``kv_cache_memory``, or ``memory_utilization`` of what is available once the largest step has its
+    share. More blocks than ``max_num_seqs`` full contexts are never taken. Raises ConfigError, with the arithmetic, if
+    one request of the wanted context cannot fit; a context that nobody asked for is lowered instead.
     """
     wanted = config.max_model_len or model.spec.max_position_embeddings
     if wanted > model.spec.max_position_embeddings:
@@ -72,8 +72,8 @@ def size_kv(config: EngineConfig, model: Model, ops: Ops, vocab_size: int) -> Kv
 def measure_largest_step(config: EngineConfig, model: Model, ops: Ops, vocab_size: int) -> int:
     """Bytes that the largest step takes beyond weights and store.
 
-    Every array of a step has one row for each token or for each choice, so two small trial steps, run as ordinary plans,
-    tell what a row of either kind costs: the largest step itself would only make the start slower.
+    Every array of a step has one row for each token or for each choice, so two small trial steps, run as ordinary
+    plans, tell what a row of either kind costs: the largest step itself would only make the start slower.
     """
     one_choice = _trial_bytes([TRIAL_TOKENS], config, model, ops, vocab_size)
     all_choose = _trial_bytes([1] * TRIAL_TOKENS, config, model, ops, vocab_size)

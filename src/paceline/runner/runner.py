@@ -73,9 +73,7 @@ class ModelRunner:
         batch = build_batch(spans, self._slots)
         hidden = self._model.forward(batch, self._kv)
         picks = self._choose(spans, batch, hidden)
-        scores = {
-            wanted.span: self._score(wanted, hidden) for wanted in prompt_rows(spans, self._slots, batch)
-        }
+        scores = {wanted.span: self._score(wanted, hidden) for wanted in prompt_rows(spans, self._slots, batch)}
         return [self._commit(span, picks.get(span.slot), scores.get(i, ())) for i, span in enumerate(spans)]
 
     def _choose(self, spans: Sequence[SeqSpan], batch: Batch, hidden: FloatArray) -> dict[int, Pick]:
@@ -93,7 +91,7 @@ class ModelRunner:
         for first in range(0, len(wanted.rows), SCORED_ROWS_AT_ONCE):
             part = slice(first, first + SCORED_ROWS_AT_ONCE)
             logits = self._model.logits(self._ops.take_rows(hidden, wanted.rows[part]))
-            scores += prompt_logprobs(self._ops, logits, wanted.targets[part], wanted.k)
+            scores += prompt_logprobs(self._ops, logits, wanted.targets[part], wanted.k, self._state.vocab_size)
         return tuple(scores)
 
     def _commit(self, span: SeqSpan, pick: Pick | None, scores: tuple[TokenLogprobs, ...]) -> SeqResult:

@@ -44,7 +44,9 @@ def build_parser() -> Parser:
     parser = Parser(prog="paceline", description="An inference engine for language models on CPUs.")
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="answer one prompt, or chat", description="Answer a prompt in the terminal."))
+    _add_run(
+        commands.add_parser("run", help="answer one prompt, or chat", description="Answer a prompt in the terminal.")
+    )
     _add_serve(commands.add_parser("serve", help="serve the OpenAI API", description="Serve a model over HTTP."))
     pull = commands.add_parser("pull", help="fetch a model", description="Fetch a model and print where it is.")
     pull.add_argument("model", nargs="?", default=DEFAULT_ALIAS, help=MODEL_HELP)

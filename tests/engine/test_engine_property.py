@@ -1,0 +1,187 @@
+"""The engine property: in any company, a request's tokens and log-probability bits are those of its solo run."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from paceline.core.kv_manager import KvManager
+from paceline.core.request import Request
+from paceline.core.scheduler import Scheduler, SchedulerLimits
+from paceline.engine.engine import Engine
+from paceline.models.decoder import Model
+from paceline.ops.api import Ops
+from paceline.runner.runner import ModelRunner
+from paceline.types import FinishReason, TokenEvent, TokenLogprobs, TokenRules
+from support.ops import available_ops
+from support.random_model import CONTEXT, VOCAB_SIZE, random_model
+
+NUM_SCENARIOS = 60
+TOKENIZER_SIZE = VOCAB_SIZE - 3
+"""The head is wider than the tokenizer, as in real models."""
+
+
+@dataclass
+class Answer:
+    """Everything a request was told."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: tuple[FinishReason, int | None] | None = None
+
+    def take(self, event: TokenEvent) -> None:
+        assert self.finish is None, "news of a request that has ended"
+        assert event.error is None, event.error
+        self.tokens += event.token_ids
+        self.logprobs += event.logprobs
+        self.prompt_logprobs += event.prompt_logprobs
+        if event.finish_reason is not None:
+            self.finish = (event.finish_reason, event.stop_reason)
+
+
+def make_engine(
+    model: Model, ops: Ops, *, num_blocks: int, block_size: int, prefix_caching: bool, limits: SchedulerLimits
+) -> Engine:
+    kv = ops.make_kv(model.kv_layout, num_blocks, block_size)
+    runner = ModelRunner(
+        model, ops, kv, max_num_seqs=limits.max_num_seqs, max_model_len=limits.max_model_len, vocab_size=TOKENIZER_SIZE
+    )
+    manager = KvManager(num_blocks, block_size, enable_prefix_caching=prefix_caching)
+    return Engine(Scheduler(limits, manager), runner)
+
+
+def solo(model: Model, ops: Ops, request: Request) -> Answer:
+    """One request, everything in one step, no cache."""
+    limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=CONTEXT, max_model_len=CONTEXT)
+    engine = make_engine(model, ops, num_blocks=CONTEXT // 16, block_size=16, prefix_caching=False, limits=limits)
+    engine.add(copy_of(request))
+    answer = Answer()
+    while engine.has_work:
+        for event in engine.step():
+            answer.take(event)
+    return answer
+
+
+def copy_of(request: Request) -> Request:
+    return Request(request.request_id, list(request.tokens), request.rules, request.priority, request.cache_salt)
+
+
+def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(sorted(rng.sample(range(TOKENIZER_SIZE), count)))
+
+    max_tokens = min(rng.choice([1, 4, 12, 30, 45]), CONTEXT - num_prompt)
+    rules = TokenRules(
+        temperature=rng.choice([0.0, 0.0, 0.3, 1.0, 2.0]),
+        top_k=rng.choice([0, 0, 1, 5, 500]),
+        top_p=rng.choice([1.0, 1.0, 0.9, 0.3, 0.0]),
+        min_p=rng.choice([0.0, 0.0, 0.1]),
+        seed=rng.getrandbits(64),
+        max_tokens=max_tokens,
+        min_tokens=min(rng.choice([0, 0, 3]), max_tokens),
+        eos_token_ids=ids(rng.choice([0, 0, 2])),
+        stop_token_ids=ids(rng.choice([0, 0, 2])),
+        logprobs=rng.choice([None, None, 0, 3, -1]),
+    )
+    if rng.random() < 0.4:
+        rules = replace(
+            rules,
+            repetition_penalty=rng.choice([1.0, 1.3, 0.8]),
+            frequency_penalty=rng.choice([0.0, 0.5, -0.4]),
+            presence_penalty=rng.choice([0.0, 0.7]),
+        )
+    if rng.random() < 0.3:
+        rules = replace(
+            rules,
+            bad_words=tuple(tuple(rng.choices(range(TOKENIZER_SIZE), k=rng.choice([1, 2, 3]))) for _ in range(6)),
+            logit_bias=tuple((i, rng.uniform(-9, 9)) for i in ids(4)),
+            allowed_token_ids=ids(30) if rng.random() < 0.5 else None,
+        )
+    if rng.random() < 0.15:
+        rules = replace(rules, prompt_logprobs=rng.choice([0, 2]))
+    return rules
+
+
+def random_requests(rng: random.Random) -> list[Request]:
+    """A few requests, many of them with a common beginning."""
+    common = [rng.randrange(TOKENIZER_SIZE) for _ in range(40)]
+    requests = []
+    for number in range(rng.randint(2, 7)):
+        shared = common[: rng.choice([0, 0, 7, 8, 16, 33])]
+        own = [rng.randrange(TOKENIZER_SIZE) for _ in range(rng.choice([1, 2, 8, 15, 25]))]
+        prompt = shared + own
+        requests.append(
+            Request(
+                f"r{number}",
+                prompt,
+                random_rules(rng, len(prompt)),
+                priority=rng.choice([0, 0, 1]),
+                cache_salt=rng.choice(["", "", "other"]),
+            )
+        )
+    return requests
+
+
+def check_scenario(model: Model, ops: Ops, seed: int) -> int:
+    """Run one scenario. Returns the number of preemptions, so that a test can tell that there were some."""
+    rng = random.Random(seed)
+    requests = random_requests(rng)
+    block_size = rng.choice([16, 16, 32]) if ops.numerics.startswith("cpu") else rng.choice([1, 4, 8, 16])
+    most = max(len(r.tokens) + r.rules.max_tokens for r in requests)
+    limits = SchedulerLimits(
+        max_num_seqs=rng.choice([1, 3, 8, 8]),
+        max_num_batched_tokens=rng.choice([1, 2, 3, 7, 16, 64, 200]),
+        max_model_len=CONTEXT,
+        decode_blocks_ahead=rng.choice([0, 0, 1]),
+        admission_age_limit=rng.choice([0, 2, 64]),
+    )
+    engine = make_engine(
+        model,
+        ops,
+        num_blocks=-(-most // block_size) + rng.choice([0, 0, 1, 2, 20]),
+        block_size=block_size,
+        prefix_caching=rng.random() < 0.8,
+        limits=limits,
+    )
+    arrivals = {rng.randint(0, 12): [] for _ in requests}
+    for request in requests:
+        arrivals[rng.choice(list(arrivals))].append(request)
+    aborts = {r.request_id: rng.randint(1, 25) for r in requests if rng.random() < 0.15}
+    answers = {request.request_id: Answer() for request in requests}
+    step = 0
+    while arrivals or engine.has_work:
+        for request in arrivals.pop(step, []):
+            engine.add(copy_of(request))
+        for request_id, when in aborts.items():
+            if when == step:
+                engine.abort(request_id)
+        for event in engine.step():
+            answers[event.request_id].take(event)
+        step += 1
+        assert step < 3000, "the engine does not come to an end"
+
+    for request in requests:
+        told, expected = answers[request.request_id], solo(model, ops, request)
+        if told.finish == (FinishReason.ABORT, None):
+            count = len(told.tokens)
+            expected = Answer(
+                expected.tokens[:count],
+                expected.logprobs[: len(told.logprobs)],
+                expected.prompt_logprobs[: len(told.prompt_logprobs)],
+                told.finish,
+            )
+        assert told == expected, f"scenario {seed}, request {request.request_id}: {request.rules}"
+    engine.scheduler.check_idle()
+    return engine.scheduler.num_preemptions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 4 * NUM_SCENARIOS, NUM_SCENARIOS))
+@pytest.mark.parametrize("ops", available_ops(), ids=lambda ops: ops.numerics)
+def test_every_answer_equals_its_solo_run(ops: Ops, first: int) -> None:
+    model = random_model(ops)
+    preemptions = [check_scenario(model, ops, seed) for seed in range(first, first + NUM_SCENARIOS)]
+    assert sum(count > 0 for count in preemptions) > NUM_SCENARIOS // 10, "the scenarios hardly ever preempt"

@@ -1,0 +1,68 @@
+"""A small decoder with random weights, made without any framework: for tests of what surrounds a model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.checkpoint.source import Checkpoint, CheckpointFormat
+from paceline.models.decoder import Decoder
+from paceline.models.weights import load_model
+from paceline.ops.api import Ops
+from paceline.tensors import Encoding, RawTensor
+
+VOCAB_SIZE = 64
+CONTEXT = 128
+
+
+def random_checkpoint(seed: int = 0, **changes: Any) -> Checkpoint:
+    """A checkpoint in memory with two layers, four query and two key-value heads."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+        "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, **changes,
+    }  # fmt: skip
+    hidden, width, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    q, kv = config["num_attention_heads"] * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (vocab, hidden),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        stem = f"model.layers.{layer}."
+        shapes |= {
+            stem + "input_layernorm.weight": (hidden,),
+            stem + "post_attention_layernorm.weight": (hidden,),
+            stem + "self_attn.q_proj.weight": (q, hidden),
+            stem + "self_attn.k_proj.weight": (kv, hidden),
+            stem + "self_attn.v_proj.weight": (kv, hidden),
+            stem + "self_attn.o_proj.weight": (hidden, q),
+            stem + "mlp.gate_proj.weight": (width, hidden),
+            stem + "mlp.up_proj.weight": (width, hidden),
+            stem + "mlp.down_proj.weight": (hidden, width),
+        }
+    rng = np.random.default_rng(seed)
+    return Checkpoint(
+        Path("random"),
+        CheckpointFormat.SAFETENSORS,
+        config,
+        {name: _random_tensor(name, shape, rng) for name, shape in shapes.items()},
+    )
+
+
+def random_model(ops: Ops, seed: int = 0, **changes: Any) -> Decoder:
+    return load_model(random_checkpoint(seed, **changes), ops, max_positions=CONTEXT)
+
+
+def _random_tensor(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> RawTensor:
+    # Wide enough that the logits tell the tokens apart, and that a wrong key or value anywhere changes them.
+    scale = 1.0 if len(shape) == 1 or "embed" in name else 1.5 / math.sqrt(shape[1])
+    values = (rng.standard_normal(shape) * scale).astype(np.float32)
+    if len(shape) == 1:
+        values = 1.0 + 0.1 * values
+    return RawTensor(name, shape, Encoding.F32, values.astype(np.float32).reshape(-1).view(np.uint8))
