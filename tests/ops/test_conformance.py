@@ -1,0 +1,655 @@
+"""What every implementation of the operations must hold: ``pytest tests/ops/test_conformance.py -k NAME``.
+
+Three kinds of scenario: the formula (against float64 numpy, at sizes around the edges of vectors and tiles), the row
+property (a row has the same bits whatever surrounds it) and the span property (attention has the same bits however a
+sequence is cut, and wherever its blocks lie).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from paceline.ops.api import Activation, KvStore, Ops, RopeStyle, RopeTable
+from paceline.tensors import Array, Encoding, FloatArray, Heads, KvLayout
+from support.batches import Span, make_batch
+from support.implementations import Implementation, implementations
+from support.raw_tensors import decoded, random_tensor
+
+THREADS = 2
+
+LINEAR_ERROR = {"f32": 1e-6, "bf16": 6e-3, "int8-g32": 2e-2, "int4-g32": 2e-2}
+"""Error of a linear layer's products by the form of its weights, as the standard deviation relative to a product.
+
+bf16 has 8 significant bits, for weights and possibly for activations; the integer forms round activations (and the
+weights of finer encodings) to 8 bits of the largest of 32.
+"""
+
+EDGES = (1, 15, 16, 17, 31, 32, 33, 64, 65)
+BLOCK_ENCODINGS = [e for e in Encoding if e.block_elements > 1]
+
+
+@pytest.fixture(params=implementations(), ids=lambda implementation: implementation.name)
+def implementation(request: pytest.FixtureRequest) -> Implementation:
+    return request.param
+
+
+@pytest.fixture
+def ops(implementation: Implementation) -> Ops:
+    return implementation.make(THREADS)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> FloatArray:
+    return rng.standard_normal(shape, np.float32)
+
+
+def assert_close(actual: Array, expected: Array, error: float, size: Array | None = None) -> None:
+    """Within ``error`` of ``size``: by default the largest number of each row."""
+    assert actual.dtype == np.float32
+    assert actual.shape == expected.shape
+    if expected.size:
+        size = np.abs(expected).max(axis=-1, keepdims=True) if size is None else size
+        assert np.all(np.abs(actual - expected) <= error * size + 1e-30)
+
+
+def assert_same_bits(actual: Array, expected: Array) -> None:
+    assert actual.dtype == expected.dtype
+    assert np.array_equal(actual.view(np.uint32), expected.view(np.uint32))
+
+
+# ---- formulas in float64
+
+
+def rms_norm_formula(x: Array, weight: Array, eps: float) -> Array:
+    x = x.astype(np.float64)
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def attention_formula(q: Array, k: Array, v: Array, scale: float, window: int, softcap: float) -> Array:
+    """One sequence, dense: [T, num_q, d], [T, num_kv, d] twice -> [T, num_q * d]."""
+    q, k, v = (part.astype(np.float64) for part in (q, k, v))
+    k, v = (np.repeat(part, q.shape[1] // k.shape[1], axis=1) for part in (k, v))
+    scores = np.einsum("thd,shd->hts", q, k) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    distance = np.arange(len(q))[:, None] - np.arange(len(q))[None, :]
+    visible = (distance >= 0) & ((distance < window) if window else True)
+    scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("hts,shd->thd", weights, v).reshape(len(q), -1)
+
+
+def split_heads(qkv: FloatArray, heads: Heads) -> tuple[Array, Array, Array]:
+    by_head = qkv.reshape(len(qkv), -1, heads.head_dim)
+    return tuple(np.split(by_head, [heads.num_q, heads.num_q + heads.num_kv], axis=1))  # type: ignore[return-value]
+
+
+def rope_table(rng: np.random.Generator, positions: int, dim: int, style: RopeStyle) -> RopeTable:
+    angles = rng.uniform(-math.pi, math.pi, (positions, dim // 2))
+    return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), style)
+
+
+# ---- linear layers
+
+
+@pytest.mark.parametrize("encoding", list(Encoding), ids=lambda e: e.label)
+@pytest.mark.parametrize("num_outputs", [1, 15, 16, 17, 33, 64, 65])
+def test_linear_is_the_product_with_the_decoded_weights(
+    ops: Ops, rng: np.random.Generator, encoding: Encoding, num_outputs: int
+) -> None:
+    for num_inputs in (256, 512) if encoding.block_elements == 256 else (32, 64, 96, 288):
+        raw = random_tensor((num_outputs, num_inputs), encoding, rng)
+        x = normal(rng, 5, num_inputs)
+        packed = ops.pack_linear([raw])
+        assert (packed.num_outputs, packed.num_inputs) == (num_outputs, num_inputs)
+        assert packed.nbytes > 0
+        assert_linear(ops.linear(x, packed), x, decoded(raw), LINEAR_ERROR[packed.form])
+
+
+@pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.F16, Encoding.BF16], ids=lambda e: e.label)
+@pytest.mark.parametrize("num_inputs", [*EDGES, 127, 129])
+def test_linear_takes_any_number_of_inputs(
+    ops: Ops, rng: np.random.Generator, encoding: Encoding, num_inputs: int
+) -> None:
+    raw = random_tensor((18, num_inputs), encoding, rng)
+    x = normal(rng, 3, num_inputs)
+    packed = ops.pack_linear([raw])
+    assert_linear(ops.linear(x, packed), x, decoded(raw), LINEAR_ERROR[packed.form])
+
+
+@pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.BF16, Encoding.Q8_0, Encoding.Q4_1], ids=lambda e: e.label)
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33])
+def test_linear_takes_any_number_of_rows(ops: Ops, rng: np.random.Generator, encoding: Encoding, num_rows: int) -> None:
+    raw = random_tensor((40, 64), encoding, rng)
+    x = normal(rng, num_rows, 64)
+    packed = ops.pack_linear([raw])
+    out = ops.linear(x, packed)
+    assert out.shape == (num_rows, 40)
+    assert_linear(out, x, decoded(raw), LINEAR_ERROR[packed.form])
+
+
+def assert_linear(actual: Array, x: Array, weight: Array, error: float) -> None:
+    """Within five standard deviations of a sum of independently rounded products."""
+    assert actual.dtype == np.float32
+    exact = x.astype(np.float64) @ weight.T
+    assert actual.shape == exact.shape
+    norms = np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True) * np.linalg.norm(weight, axis=1)
+    assert np.all(np.abs(actual - exact) <= error * (5 * norms / math.sqrt(weight.shape[1]) + np.abs(exact)))
+
+
+def test_stacked_matrices_give_the_outputs_of_each_side_by_side(ops: Ops, rng: np.random.Generator) -> None:
+    for encoding in (Encoding.F32, Encoding.BF16, Encoding.Q8_0, Encoding.Q4_0, Encoding.Q4_1, Encoding.Q6_K):
+        parts = [random_tensor((n, 256), encoding, rng) for n in (48, 16, 17)]
+        x = normal(rng, 4, 256)
+        apart = [ops.linear(x, ops.pack_linear([part])) for part in parts]
+        assert_same_bits(ops.linear(x, ops.pack_linear(parts)), np.concatenate(apart, axis=1))
+
+
+def test_matrices_of_different_encodings_can_be_stacked(ops: Ops, rng: np.random.Generator) -> None:
+    """As in mixed GGUF files, where values often have more bits than queries and keys."""
+    for encodings in ((Encoding.Q4_K, Encoding.Q4_K, Encoding.Q6_K), (Encoding.Q4_1, Encoding.Q8_0, Encoding.F32)):
+        parts = [random_tensor((24, 256), encoding, rng) for encoding in encodings]
+        x = normal(rng, 4, 256)
+        packed = ops.pack_linear(parts)
+        weight = np.concatenate([decoded(part) for part in parts])
+        assert_linear(ops.linear(x, packed), x, weight, max(LINEAR_ERROR.values()))
+
+
+def test_biases_are_added_last(ops: Ops, rng: np.random.Generator) -> None:
+    for encoding in (Encoding.F32, Encoding.BF16, Encoding.Q8_0, Encoding.Q4_1):
+        parts = [random_tensor((n, 64), encoding, rng) for n in (48, 17)]
+        biases = [random_tensor((n,), Encoding.F32, rng) for n in (48, 17)]
+        x = normal(rng, 4, 64)
+        plain = ops.linear(x, ops.pack_linear(parts))
+        bias = np.concatenate([decoded(b) for b in biases]).astype(np.float32)
+        assert_same_bits(ops.linear(x, ops.pack_linear(parts, biases)), plain + bias)
+
+
+def test_matrices_of_different_widths_cannot_be_stacked(ops: Ops, rng: np.random.Generator) -> None:
+    with pytest.raises(ValueError, match="inputs"):
+        ops.pack_linear([random_tensor((4, 32), Encoding.F32, rng), random_tensor((4, 64), Encoding.F32, rng)])
+
+
+def test_biases_must_match_the_outputs(ops: Ops, rng: np.random.Generator) -> None:
+    with pytest.raises(ValueError, match="bias"):
+        ops.pack_linear([random_tensor((4, 32), Encoding.F32, rng)], [random_tensor((5,), Encoding.F32, rng)])
+
+
+# ---- token vectors, norms, rotation, activations
+
+
+@pytest.mark.parametrize("encoding", list(Encoding), ids=lambda e: e.label)
+def test_embed_gives_the_decoded_rows_times_the_scale(ops: Ops, rng: np.random.Generator, encoding: Encoding) -> None:
+    raw = random_tensor((11, 256), encoding, rng)
+    table = ops.pack_embedding(raw)
+    assert (table.num_rows, table.width) == (11, 256)
+    ids = np.array([3, 0, 10, 3], np.int32)
+    rows = decoded(raw).astype(np.float32)[ids]
+    assert_same_bits(ops.embed(ids, table), rows)
+    assert_same_bits(ops.embed(ids, table, 1.7), rows * np.float32(1.7))
+    assert ops.embed(ids[:0], table).shape == (0, 256)
+
+
+@pytest.mark.parametrize("bad", [-1, 11, 2**31 - 1])
+def test_embed_refuses_ids_outside_the_table(ops: Ops, rng: np.random.Generator, bad: int) -> None:
+    table = ops.pack_embedding(random_tensor((11, 32), Encoding.Q8_0, rng))
+    with pytest.raises(ValueError, match=str(bad)):
+        ops.embed(np.array([0, bad], np.int32), table)
+
+
+def test_vector_decodes_and_adds_the_offset(ops: Ops, rng: np.random.Generator) -> None:
+    for encoding in (Encoding.F32, Encoding.F16, Encoding.BF16):
+        raw = random_tensor((33,), encoding, rng)
+        exact = decoded(raw).astype(np.float32)
+        assert_same_bits(ops.vector(raw), exact)
+        assert_same_bits(ops.vector(raw, 1.0), exact + np.float32(1))
+
+
+@pytest.mark.parametrize("width", [*EDGES, 127, 129, 576, 2049])
+def test_rms_norm_follows_its_formula(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, width: int
+) -> None:
+    x, weight = normal(rng, 3, width) * np.float32([[1e-4], [1], [1e4]]), normal(rng, width)
+    for eps in (1e-6, 1e-5):
+        assert_close(ops.rms_norm(x, weight, eps), rms_norm_formula(x, weight, eps), implementation.error)
+    assert ops.rms_norm(x[:0], weight, 1e-6).shape == (0, width)
+
+
+def test_rms_norm_of_zeros_is_zero(ops: Ops) -> None:
+    assert np.all(ops.rms_norm(np.zeros((2, 48), np.float32), np.ones(48, np.float32), 1e-6) == 0)
+
+
+@pytest.mark.parametrize("width", [17, 64, 576])
+def test_add_rms_norm_adds_in_place_and_norms_the_sum(ops: Ops, rng: np.random.Generator, width: int) -> None:
+    residual, update, weight = normal(rng, 4, width), normal(rng, 4, width), normal(rng, width)
+    total, kept_update = residual + update, update.copy()
+    normed = ops.add_rms_norm(residual, update, weight, 1e-6)
+    assert_same_bits(residual, total)
+    assert_same_bits(update, kept_update)
+    assert_same_bits(normed, ops.rms_norm(total, weight, 1e-6))
+
+
+@pytest.mark.parametrize("heads", [Heads(1, 1, 32), Heads(9, 3, 64), Heads(4, 1, 80), Heads(2, 2, 256)], ids=str)
+def test_qk_norm_norms_each_query_and_key_head(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, heads: Heads
+) -> None:
+    qkv, q_weight, k_weight = normal(rng, 5, heads.row), normal(rng, heads.head_dim), normal(rng, heads.head_dim)
+    q, k, v = (part.copy() for part in split_heads(qkv, heads))
+    ops.qk_norm(qkv, heads, q_weight, k_weight, 1e-6)
+    new_q, new_k, new_v = split_heads(qkv, heads)
+    assert_close(new_q, rms_norm_formula(q, q_weight, 1e-6), implementation.error)
+    assert_close(new_k, rms_norm_formula(k, k_weight, 1e-6), implementation.error)
+    assert_same_bits(np.ascontiguousarray(new_v), v)
+
+
+@pytest.mark.parametrize("style", list(RopeStyle), ids=lambda s: s.value)
+@pytest.mark.parametrize(("heads", "dim"), [(Heads(3, 1, 32), 32), (Heads(9, 3, 64), 64), (Heads(2, 2, 80), 20)])
+def test_rope_rotates_with_every_product_rounded(
+    ops: Ops, rng: np.random.Generator, style: RopeStyle, heads: Heads, dim: int
+) -> None:
+    table = rope_table(rng, 40, dim, style)
+    positions = np.array([0, 39, 7, 7, 1], np.int32)
+    qkv = normal(rng, len(positions), heads.row)
+    expected = qkv.copy()
+    first, second = (slice(0, dim // 2), slice(dim // 2, dim)) if style is RopeStyle.HALVES else (
+        slice(0, dim, 2), slice(1, dim, 2))  # fmt: skip
+    for t, position in enumerate(positions):
+        cos, sin = table.cos[position], table.sin[position]
+        for head in expected[t].reshape(-1, heads.head_dim)[: heads.num_q + heads.num_kv]:
+            a, b = head[first].copy(), head[second].copy()
+            head[first], head[second] = a * cos - b * sin, b * cos + a * sin
+    ops.rope(qkv, heads, positions, table)
+    assert_same_bits(qkv, expected)
+
+
+@pytest.mark.parametrize("bad", [-1, 40, 2**31 - 1])
+def test_rope_refuses_positions_outside_its_table(ops: Ops, rng: np.random.Generator, bad: int) -> None:
+    heads = Heads(2, 1, 32)
+    with pytest.raises(ValueError, match=str(bad)):
+        ops.rope(
+            normal(rng, 2, heads.row), heads, np.array([0, bad], np.int32), rope_table(rng, 40, 32, RopeStyle.HALVES)
+        )
+
+
+@pytest.mark.parametrize("width", EDGES)
+def test_gated_activations_follow_their_formulas(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, width: int
+) -> None:
+    gate_up = normal(rng, 4, 2 * width) * np.float32([[1e-3], [1], [4], [30]])
+    gate, up = (part.astype(np.float64) for part in np.split(gate_up, 2, axis=1))
+    silu = gate / (1 + np.exp(-gate)) * up
+    assert_close(ops.gated_activation(gate_up, Activation.SILU), silu, implementation.error, np.abs(gate * up))
+    gelu = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) * up
+    assert_close(ops.gated_activation(gate_up, Activation.GELU_TANH), gelu, implementation.error, np.abs(gate * up))
+    assert ops.gated_activation(gate_up[:0], Activation.SILU).shape == (0, width)
+
+
+@pytest.mark.parametrize("activation", list(Activation), ids=lambda a: a.value)
+def test_gates_far_from_zero_are_open_or_shut(ops: Ops, activation: Activation) -> None:
+    gate_up = np.repeat(np.float32([[-1000, -100, 0, 100, 1000, 1, 1, 1, 1, 1]]), 2, axis=0)
+    out = ops.gated_activation(gate_up, activation)
+    assert np.allclose(out, [0, 0, 0, 100, 1000], rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("width", [*EDGES, 1000])
+def test_softcap_follows_its_formula_in_place(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, width: int
+) -> None:
+    x = normal(rng, 3, width) * np.float32([[0.1], [10], [1000]])
+    expected = 30 * np.tanh(x.astype(np.float64) / 30)
+    ops.softcap(x, 30.0)
+    assert_close(x, expected, implementation.error)
+
+
+def test_take_rows_copies_rows_in_the_order_asked_for(ops: Ops, rng: np.random.Generator) -> None:
+    x = normal(rng, 6, 33)
+    rows = np.array([5, 0, 0, 3], np.int32)
+    assert_same_bits(ops.take_rows(x, rows), x[rows])
+    assert ops.take_rows(x, rows[:0]).shape == (0, 33)
+    for bad in (-1, 6):
+        with pytest.raises(ValueError, match=str(bad)):
+            ops.take_rows(x, np.array([bad], np.int32))
+
+
+# ---- keys, values, attention
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    heads: Heads
+    length: int
+    block_size: int = 16
+    window: int = 0
+    softcap: float = 0.0
+
+    @property
+    def scale(self) -> float:
+        return self.heads.head_dim**-0.5
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.length // self.block_size)
+
+    def __str__(self) -> str:
+        h = self.heads
+        return f"{h.num_q}q{h.num_kv}kv{h.head_dim}d-n{self.length}-b{self.block_size}-w{self.window}-c{self.softcap}"
+
+
+ATTENTION_CASES = [
+    *(AttentionCase(Heads(4, 2, 32), length) for length in (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 129, 200)),
+    *(AttentionCase(Heads(2, 1, dim), 70) for dim in (32, 48, 64, 80, 96, 128, 192, 256)),
+    *(AttentionCase(Heads(*heads, 64), 70) for heads in ((1, 1), (3, 3), (9, 3), (8, 1), (14, 2))),
+    *(AttentionCase(Heads(4, 2, 32), 75, block_size) for block_size in (1, 7, 32, 64, 128)),
+    *(AttentionCase(Heads(4, 2, 64), 140, 32, window) for window in (1, 2, 16, 63, 64, 65, 139, 140, 500)),
+    AttentionCase(Heads(4, 2, 64), 100, 32, 0, 5.0),
+    AttentionCase(Heads(4, 1, 256), 100, 32, 33, 50.0),
+]
+
+
+@pytest.fixture(params=ATTENTION_CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> AttentionCase:
+    return request.param
+
+
+def make_poisoned_kv(ops: Ops, heads: Heads, num_blocks: int, block_size: int, layers: int = 1) -> KvStore:
+    """A store in which every row that the test does not write is NaN."""
+    kv = ops.make_kv(KvLayout(layers, heads.num_kv, heads.head_dim), num_blocks, block_size)
+    nans = np.full((num_blocks * block_size, heads.row), np.nan, np.float32)
+    for layer in range(layers):
+        ops.write_kv(nans, heads, kv, layer, np.arange(len(nans), dtype=np.int32))
+    return kv
+
+
+def attend(ops: Ops, case: AttentionCase, qkv: FloatArray, kv: KvStore, table: list[int], cuts: list[int]) -> Array:
+    """The sequence computed span by span, cut before the given positions."""
+    outputs = []
+    for start, end in zip([0, *cuts], [*cuts, len(qkv)], strict=True):
+        batch = make_batch([Span(table, start, end - start)], case.block_size)
+        rows = np.ascontiguousarray(qkv[start:end])
+        ops.write_kv(rows, case.heads, kv, 0, batch.kv_rows)
+        outputs.append(ops.attention(rows, case.heads, kv, 0, batch, case.scale, case.window, case.softcap))
+    return np.concatenate(outputs)
+
+
+def whole(ops: Ops, case: AttentionCase, qkv: FloatArray) -> Array:
+    kv = make_poisoned_kv(ops, case.heads, case.num_blocks, case.block_size)
+    return attend(ops, case, qkv, kv, list(range(case.num_blocks)), [])
+
+
+def test_attention_follows_its_formula(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, case: AttentionCase
+) -> None:
+    qkv = normal(rng, case.length, case.heads.row)
+    expected = attention_formula(*split_heads(qkv, case.heads), case.scale, case.window, case.softcap)
+    assert_close(whole(ops, case, qkv), expected, 4 * implementation.error + 4 * implementation.kv_error)
+
+
+def test_attention_does_not_depend_on_how_the_sequence_is_cut(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, case: AttentionCase
+) -> None:
+    qkv = normal(rng, case.length, case.heads.row)
+    expected = whole(ops, case, qkv)
+    one_thread = implementation.make(1)
+    for trial in range(4):
+        count = case.length - 1 if trial == 0 else int(rng.integers(0, case.length))
+        cuts = sorted(rng.choice(np.arange(1, case.length), count, replace=False).tolist()) if case.length > 1 else []
+        kv = make_poisoned_kv(ops, case.heads, case.num_blocks + 3, case.block_size)
+        table = rng.permutation(case.num_blocks + 3)[: case.num_blocks].tolist()
+        assert_same_bits(attend((ops, one_thread)[trial % 2], case, qkv, kv, table, cuts), expected)
+
+
+def test_attention_does_not_depend_on_batch_mates(ops: Ops, rng: np.random.Generator) -> None:
+    """Three sequences in one batch, in every order; another one is NaN throughout."""
+    case = AttentionCase(Heads(6, 2, 64), 0, 16, 0, 0.0)
+    lengths, starts = [70, 33, 5, 40], [0, 20, 4, 39]
+    qkvs = [normal(rng, length, case.heads.row) for length in lengths]
+    alone = [whole(ops, replace(case, length=len(qkv)), qkv)[start:] for qkv, start in zip(qkvs, starts)]
+    qkvs.append(np.full((50, case.heads.row), np.nan, np.float32))
+    lengths.append(50)
+    starts.append(10)
+    needed = [-(-length // case.block_size) for length in lengths]
+    blocks = rng.permutation(sum(needed) + 4)
+    tables = [blocks[sum(needed[:i]) : sum(needed[: i + 1])].tolist() for i in range(len(lengths))]
+    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0], [1, 4]):
+        kv = make_poisoned_kv(ops, case.heads, len(blocks), case.block_size)
+        before = make_batch([Span(tables[i], 0, starts[i]) for i in order], case.block_size)
+        ops.write_kv(np.concatenate([qkvs[i][: starts[i]] for i in order]), case.heads, kv, 0, before.kv_rows)
+        batch = make_batch([Span(tables[i], starts[i], lengths[i] - starts[i]) for i in order], case.block_size)
+        rows = np.concatenate([qkvs[i][starts[i] :] for i in order])
+        ops.write_kv(rows, case.heads, kv, 0, batch.kv_rows)
+        with np.errstate(invalid="ignore"):
+            out = ops.attention(rows, case.heads, kv, 0, batch, case.scale)
+        for part, i in zip(np.split(out, batch.span_starts[1:-1]), order):
+            if i < len(alone):
+                assert_same_bits(part, alone[i])
+
+
+def test_layers_of_the_store_are_apart(ops: Ops, rng: np.random.Generator) -> None:
+    case = AttentionCase(Heads(2, 1, 32), 20)
+    qkvs = [normal(rng, case.length, case.heads.row) for _ in range(3)]
+    kv = make_poisoned_kv(ops, case.heads, case.num_blocks, case.block_size, layers=3)
+    batch = make_batch([Span(range(case.num_blocks), 0, case.length)], case.block_size)
+    for layer, qkv in enumerate(qkvs):
+        ops.write_kv(qkv, case.heads, kv, layer, batch.kv_rows)
+    for layer, qkv in enumerate(qkvs):
+        assert_same_bits(ops.attention(qkv, case.heads, kv, layer, batch, case.scale), whole(ops, case, qkv))
+
+
+def test_large_scores_do_not_overflow(implementation: Implementation, ops: Ops, rng: np.random.Generator) -> None:
+    case = AttentionCase(Heads(2, 1, 64), 70)
+    qkv = normal(rng, case.length, case.heads.row) * np.float32(30)
+    expected = attention_formula(*split_heads(qkv, case.heads), case.scale, 0, 0.0)
+    # Scores of some thousands lose as many units of the last place, and so do the weights they become.
+    assert_close(whole(ops, case, qkv), expected, 1e-2 + 2000 * implementation.kv_error)
+
+
+def test_a_batch_without_tokens_is_legal(ops: Ops) -> None:
+    heads = Heads(2, 1, 32)
+    kv = ops.make_kv(KvLayout(1, 1, 32), 2, 16)
+    batch = make_batch([], 16)
+    nothing = np.empty((0, heads.row), np.float32)
+    ops.write_kv(nothing, heads, kv, 0, batch.kv_rows)
+    assert ops.attention(nothing, heads, kv, 0, batch, 1.0).shape == (0, 64)
+
+
+@pytest.mark.parametrize("bad", [-1, 2])
+def test_attention_refuses_blocks_outside_the_store(ops: Ops, rng: np.random.Generator, bad: int) -> None:
+    heads = Heads(2, 1, 32)
+    kv = ops.make_kv(KvLayout(1, 1, 32), 2, 16)
+    batch = make_batch([Span([0, 1], 16, 4)], 16)
+    batch.block_tables[0, 1] = bad
+    with pytest.raises(ValueError, match="block"):
+        ops.attention(normal(rng, 4, heads.row), heads, kv, 0, batch, 1.0)
+
+
+def test_attention_refuses_a_block_table_that_is_too_short(ops: Ops, rng: np.random.Generator) -> None:
+    heads = Heads(2, 1, 32)
+    kv = ops.make_kv(KvLayout(1, 1, 32), 2, 16)
+    batch = replace(make_batch([Span([0, 1], 16, 4)], 16), block_tables=np.zeros((1, 1), np.int32))
+    with pytest.raises(ValueError, match="block"):
+        ops.attention(normal(rng, 4, heads.row), heads, kv, 0, batch, 1.0)
+
+
+@pytest.mark.parametrize("bad", [-1, 32, 2**31 - 1])
+def test_write_kv_refuses_rows_outside_the_store(ops: Ops, rng: np.random.Generator, bad: int) -> None:
+    heads = Heads(2, 1, 32)
+    kv = ops.make_kv(KvLayout(1, 1, 32), 2, 16)
+    with pytest.raises(ValueError, match=str(bad)):
+        ops.write_kv(normal(rng, 2, heads.row), heads, kv, 0, np.array([0, bad], np.int32))
+
+
+def test_the_store_takes_what_its_blocks_are_said_to_take(ops: Ops) -> None:
+    layout = KvLayout(3, 2, 64)
+    kv = ops.make_kv(layout, 5, 16)
+    assert (kv.num_blocks, kv.block_size) == (5, 16)
+    assert kv.nbytes == 5 * ops.kv_block_bytes(layout, 16)
+
+
+# ---- the row property
+
+
+@dataclass(frozen=True)
+class RowCase:
+    """An operation as a function of float rows and, for some, an integer for each row."""
+
+    name: str
+    width: int
+    prepare: Callable[[Ops, np.random.Generator], Callable[[FloatArray, Array], Array]]
+
+
+def linear_case(encoding: Encoding, num_inputs: int, num_outputs: int = 83) -> RowCase:
+    def prepare(ops: Ops, rng: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+        bias = [random_tensor((num_outputs,), Encoding.F32, rng)]
+        packed = ops.pack_linear([random_tensor((num_outputs, num_inputs), encoding, rng)], bias)
+        return lambda x, _: ops.linear(x, packed)
+
+    return RowCase(f"linear-{encoding.label}-{num_inputs}", num_inputs, prepare)
+
+
+def rms_norm_case(ops: Ops, rng: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+    weight = normal(rng, 83)
+    return lambda x, _: ops.rms_norm(x, weight, 1e-6)
+
+
+def add_rms_norm_case(ops: Ops, rng: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+    weight = normal(rng, 83)
+
+    def run(x: FloatArray, _: Array) -> Array:
+        residual, update = np.ascontiguousarray(x[:, :83]), np.ascontiguousarray(x[:, 83:])
+        normed = ops.add_rms_norm(residual, update, weight, 1e-6)
+        return np.concatenate([residual, normed], axis=1)
+
+    return run
+
+
+def qk_norm_case(ops: Ops, rng: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+    heads, q_weight, k_weight = Heads(3, 1, 80), normal(rng, 80), normal(rng, 80)
+
+    def run(x: FloatArray, _: Array) -> Array:
+        ops.qk_norm(x, heads, q_weight, k_weight, 1e-6)
+        return x
+
+    return run
+
+
+def rope_case(style: RopeStyle) -> RowCase:
+    def prepare(ops: Ops, rng: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+        heads, table = Heads(3, 1, 80), rope_table(rng, 64, 40, style)
+
+        def run(x: FloatArray, positions: Array) -> Array:
+            ops.rope(x, heads, positions, table)
+            return x
+
+        return run
+
+    return RowCase(f"rope-{style.value}", 400, prepare)
+
+
+def gated_case(activation: Activation) -> RowCase:
+    return RowCase(activation.value, 2 * 83, lambda ops, _: lambda x, _: ops.gated_activation(x, activation))
+
+
+def softcap_case(ops: Ops, _: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+    def run(x: FloatArray, _: Array) -> Array:
+        ops.softcap(x, 2.0)
+        return x
+
+    return run
+
+
+ROW_CASES = [
+    *(linear_case(encoding, 70) for encoding in (Encoding.F32, Encoding.F16, Encoding.BF16)),
+    *(linear_case(encoding, 512) for encoding in (Encoding.F32, Encoding.BF16, *BLOCK_ENCODINGS)),
+    RowCase("rms_norm", 83, rms_norm_case),
+    RowCase("add_rms_norm", 2 * 83, add_rms_norm_case),
+    RowCase("qk_norm", 400, qk_norm_case),
+    *(rope_case(style) for style in RopeStyle),
+    *(gated_case(activation) for activation in Activation),
+    RowCase("softcap", 83, softcap_case),
+]
+
+
+@pytest.fixture(params=ROW_CASES, ids=lambda row_case: row_case.name)
+def row_case(request: pytest.FixtureRequest) -> RowCase:
+    return request.param
+
+
+@pytest.fixture
+def functions(
+    implementation: Implementation, row_case: RowCase
+) -> Iterator[tuple[Callable[[FloatArray, Array], Array], ...]]:
+    """The operation on several threads and on one, with the same weights. Rows are copied: some work in place."""
+    prepared = [row_case.prepare(implementation.make(n), np.random.default_rng(3)) for n in (THREADS, 1)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        yield tuple(lambda x, numbers, f=f: f(x.copy(), numbers) for f in prepared)
+
+
+def rows_of(row_case: RowCase, rng: np.random.Generator, count: int) -> tuple[FloatArray, Array]:
+    return normal(rng, count, row_case.width) * 3, rng.integers(0, 64, count, np.int32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 17, 40])
+def test_a_row_has_the_same_bits_alone(
+    row_case: RowCase, functions: tuple[Callable[..., Array], ...], rng: np.random.Generator, count: int
+) -> None:
+    several, one = functions
+    x, numbers = rows_of(row_case, rng, count)
+    together = several(x, numbers)
+    for i in range(count):
+        assert_same_bits(one(x[i : i + 1], numbers[i : i + 1])[0], together[i])
+
+
+def test_a_row_has_the_same_bits_in_any_order(
+    row_case: RowCase, functions: tuple[Callable[..., Array], ...], rng: np.random.Generator
+) -> None:
+    x, numbers = rows_of(row_case, rng, 23)
+    expected = functions[0](x, numbers)
+    for _ in range(3):
+        order = rng.permutation(23)[: rng.integers(1, 24)]
+        assert_same_bits(functions[0](x[order], numbers[order]), expected[order])
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_row_has_the_same_bits_beside_poisoned_ones(
+    row_case: RowCase, functions: tuple[Callable[..., Array], ...], rng: np.random.Generator, poison: float
+) -> None:
+    x, numbers = rows_of(row_case, rng, 9)
+    expected = functions[0](x, numbers)
+    for kept in range(9):
+        poisoned = np.full_like(x, poison)
+        poisoned[kept] = x[kept]
+        assert_same_bits(functions[0](poisoned, numbers)[kept], expected[kept])
+
+
+@pytest.mark.parametrize("offset", [1, 3, 5, 15])
+def test_a_row_has_the_same_bits_at_any_address(
+    implementation: Implementation, row_case: RowCase, rng: np.random.Generator, offset: int
+) -> None:
+    """``offset`` numbers away from where numpy aligns an array."""
+    function = row_case.prepare(implementation.make(THREADS), np.random.default_rng(3))
+    x, numbers = rows_of(row_case, rng, 9)
+    buffer = np.full(x.size + 32, np.nan, np.float32)
+    moved = buffer[offset : offset + x.size].reshape(x.shape)
+    moved[:] = x
+    assert_same_bits(function(moved, numbers), function(x.copy(), numbers))
+    assert np.all(np.isnan(buffer[:offset]))
+    assert np.all(np.isnan(buffer[offset + x.size :]))
+
+
+def test_poison_in_a_row_stays_visible(
+    row_case: RowCase, functions: tuple[Callable[..., Array], ...], rng: np.random.Generator
+) -> None:
+    """A NaN must reach the logits, where it ends its request with an error, and not be lost on the way."""
+    x, numbers = rows_of(row_case, rng, 2)
+    x[1] = np.nan
+    assert np.all(np.isnan(functions[0](x, numbers)[1][: row_case.width // 2]))
