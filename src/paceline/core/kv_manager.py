@@ -102,7 +102,6 @@ class KvManager:
         self._pool.release(request.blocks)
         request.blocks = []
         request.num_computed = 0
-        request.num_published = 0
 
     def reset(self) -> None:
         """Empty the prefix cache. Running requests keep their blocks."""
