@@ -1,0 +1,19 @@
+"""What every test shares: one thread for each library, and the path of the real model."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before numpy or torch are imported: several test processes at once must not each take every core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model's GGUF file, in the user's cache; fetched by the first test run on a machine."""
+    from paceline.checkpoint.fetch import DEFAULT_MODEL, resolve_model
+    from paceline.config import read_environment
+
+    environment = read_environment()
+    return resolve_model(DEFAULT_MODEL, cache=environment.cache, offline=environment.offline)
