@@ -160,6 +160,9 @@ class _Scenario:
         plan = scheduler.plan()
         assert plan.spans or not (scheduler.num_running or scheduler.num_waiting), "nothing moves"
         assert not (plan.start and scheduler.num_preemptions > preemptions), "admitted in a step that preempted"
+        slots_at_work = {span.slot for span in plan.spans}
+        running = [record.request for record in self.records.values() if record.request.slot is not None]
+        assert all(r.slot in slots_at_work for r in running if r.num_left == 1), "a decode has to wait"
         self._check_salts(plan)
         result = self.runner.execute(plan)
         self._disturb()

@@ -24,7 +24,6 @@ class Request:
         admission: its place in the order of admissions, new for each running life; the last is preempted first.
         num_computed: tokens whose keys and values are in the store.
         slot: its place in the runner, None while it waits.
-        last_step: the last step that had a span of it.
         blocks: store blocks by position.
         block_keys: what identifies the content of its full blocks, as far as anyone asked.
         num_published: leading blocks that the prefix cache has been told of.
@@ -45,7 +44,6 @@ class Request:
     num_prompt: int = field(init=False)
     num_computed: int = field(init=False, default=0)
     slot: int | None = field(init=False, default=None)
-    last_step: int = field(init=False, default=0)
     blocks: list[int] = field(init=False, default_factory=list)
     block_keys: list[BlockKey] = field(init=False, default_factory=list)
     num_published: int = field(init=False, default=0)

@@ -164,11 +164,14 @@ class Scheduler:
         starts: list[SeqStart] = []
         spans: list[SeqSpan] = []
         running = sorted(self._running.values(), key=_rank)
-        for request in self._decodes(running, budget):
+        # The budget suffices for all decodes: each of them had a span in the last step, out of the same budget.
+        for request in running:
             # Someone of higher rank may have taken its place meanwhile. It cannot have a span yet: rank goes down.
-            if request.slot is not None and (new_blocks := self._grow(request)) is not None:
-                spans.append(self._span(request, 1, new_blocks))
-                budget -= 1
+            if request.slot is not None and request.num_left == 1:
+                new_blocks = self._grow(request)
+                if new_blocks is not None:
+                    spans.append(self._span(request, 1, new_blocks))
+                    budget -= 1
         for request in running:
             if budget and request.slot is not None and request.num_left > 1:
                 spans.append(self._span(request, min(budget, request.num_left)))
@@ -233,13 +236,6 @@ class Scheduler:
                     f"(queue_timeout is {timeout:g} s)",
                 )
 
-    def _decodes(self, running: list[Request], budget: int) -> list[Request]:
-        """Sequences with one token left, by rank; if the budget is short, those that waited longest for a span."""
-        decodes = [request for request in running if request.num_left == 1]
-        if len(decodes) > budget:
-            decodes = sorted(sorted(decodes, key=lambda request: request.last_step)[:budget], key=_rank)
-        return decodes
-
     def _grow(self, request: Request) -> tuple[int, ...] | None:
         """Blocks for the request's next token, at the expense of others if need be. None if it was itself preempted."""
         needed = request.num_computed + 1
@@ -254,7 +250,6 @@ class Scheduler:
 
     def _span(self, request: Request, count: int, new_blocks: tuple[int, ...] = ()) -> SeqSpan:
         assert request.slot is not None
-        request.last_step = self._step
         sample = count == request.num_left and request.rules.max_tokens > 0
         return SeqSpan(request.slot, request.num_computed, count, new_blocks, sample)
 

@@ -8,7 +8,7 @@ from paceline.types import FinishReason, TokenRules
 
 
 class Stop(NamedTuple):
-    """``stop_reason`` is the id for one of the caller's stop tokens, else None; ``error`` is the message of an error."""
+    """``stop_reason`` is the id for one of the caller's stop tokens, else None; ``error`` explains an error."""
 
     reason: FinishReason
     stop_reason: int | None = None
