@@ -1,4 +1,5 @@
 import pytest
+
 from paceline.core.kv_manager import KvManager
 from paceline.core.request import Request
 from paceline.types import TokenRules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from paceline.core.kv_manager import KvManager
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler, SchedulerLimits

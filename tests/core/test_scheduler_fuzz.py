@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+
 from support.scheduler_fuzz import run_scenario
 
 NUM_PARTS, SCENARIOS_OF_A_PART = 5, 60

@@ -1,4 +1,5 @@
 import pytest
+
 from paceline.core.stop import Stop, find_stop
 from paceline.types import FinishReason, TokenRules
 
