@@ -43,7 +43,7 @@ _GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
-_GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 9, "rope_parameters": _GEMMA_ROPES}
+_GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "rope_parameters": _GEMMA_ROPES}
 
 TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -67,6 +67,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3ForCausalLM",
         {
             **_GEMMA,
+            "query_pre_attn_scalar": 24,
             "final_logit_softcapping": 3.0,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
