@@ -84,12 +84,14 @@ class Environment:
         api_key: PACELINE_API_KEY, the server's keys, separated by commas.
         offline: HF_HUB_OFFLINE, never touch the network.
         num_threads: OMP_NUM_THREADS, the number of kernel threads if no flag gives one.
+        isa: PACELINE_ISA, the instruction set of the native kernels; default the widest that the machine runs.
     """
 
     cache: Path
     api_key: str | None
     offline: bool
     num_threads: int | None
+    isa: str | None
 
 
 def read_environment() -> Environment:
@@ -100,6 +102,7 @@ def read_environment() -> Environment:
         api_key=os.environ.get("PACELINE_API_KEY"),
         offline=parse_bool(os.environ.get("HF_HUB_OFFLINE", "0")),
         num_threads=int(threads) if threads.isdigit() and int(threads) > 0 else None,
+        isa=os.environ.get("PACELINE_ISA") or None,
     )
 
 

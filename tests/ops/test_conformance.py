@@ -22,7 +22,7 @@ from support.raw_tensors import decoded, random_tensor
 
 THREADS = 2
 
-LINEAR_ERROR = {"f32": 1e-6, "bf16": 6e-3, "int8-g32": 2e-2, "int4-g32": 2e-2}
+LINEAR_ERROR = {"f32": 1e-6, "f16": 1e-6, "bf16": 6e-3, "int8-g32": 2e-2, "int4-g32": 2e-2}
 """Error of a linear layer's products by the form of its weights, as the standard deviation relative to a product.
 
 bf16 has 8 significant bits, for weights and possibly for activations; the integer forms round activations (and the

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline import _native
 from paceline.ops.api import Ops
+from paceline.ops.cpu import CpuOps
 from paceline.ops.reference import ReferenceOps
 
 
@@ -23,4 +25,9 @@ class Implementation:
 
 
 def implementations() -> list[Implementation]:
-    return [Implementation("reference", lambda threads: ReferenceOps())]  # noqa: ARG005
+    """The reference, and the native kernels on every instruction set that this machine runs."""
+    native = [
+        Implementation(f"cpu-{isa}", lambda threads, isa=isa: CpuOps(threads, isa), kv_error=2.0**-9)
+        for isa in _native.levels()
+    ]
+    return [Implementation("reference", lambda threads: ReferenceOps()), *native]  # noqa: ARG005

@@ -55,7 +55,7 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
     )
     opened = time.perf_counter()
 
-    ops = make_ops(config.ops, config.num_threads or environment.num_threads)
+    ops = make_ops(config.ops, config.num_threads or environment.num_threads, environment.isa)
     max_positions = config.max_model_len or spec.max_position_embeddings
     model = load_model(checkpoint, ops, max_positions=min(max_positions, spec.max_position_embeddings))
     if tokenizer.vocab_size > spec.vocab_size:

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+
 from paceline.errors import ConfigError
 from paceline.ops.api import Ops
 from paceline.ops.reference import ReferenceOps
+from paceline.ops.threads import usable_cores
 
-OPS_NAMES = ("auto", "reference")
+logger = logging.getLogger(__name__)
+
+OPS_NAMES = ("auto", "cpu", "reference")
 
 
-def make_ops(name: str, num_threads: int | None) -> Ops:  # noqa: ARG001 - for implementations with threads
-    """The implementation called ``name``; "auto" is the best one that works here.
+def make_ops(name: str, num_threads: int | None, isa: str | None = None) -> Ops:
+    """The implementation called ``name``; "auto" is the native one, or the reference where that was not built.
 
-    ``num_threads`` None takes the implementation's own default; the reference always computes on one thread. Raises
-    ConfigError for a name that is not in ``OPS_NAMES``.
+    ``num_threads`` None takes the cores that this process may really use; the reference always computes on one thread.
+    ``isa`` None takes the widest instruction set of this machine. Raises ConfigError for a value that is unknown here.
     """
     if name not in OPS_NAMES:
         raise ConfigError(f"ops must be one of {', '.join(OPS_NAMES)}, not {name!r}")
-    return ReferenceOps()
+    if name == "reference":
+        return ReferenceOps()
+    try:
+        from paceline.ops.cpu import CpuOps
+    except ImportError as error:
+        if name == "cpu":
+            raise ConfigError(f"ops cpu needs the native kernels, which cannot be loaded: {error}") from error
+        logger.warning("the native kernels cannot be loaded (%s): running on the slow reference", error)
+        return ReferenceOps()
+    cores, reason = usable_cores()
+    try:
+        ops = CpuOps(num_threads or cores, isa)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    chosen = "as asked for" if num_threads else reason
+    logger.info("native kernels: %s, %d threads (%s)", ops.isa, ops.num_threads, chosen)
+    return ops

@@ -1,0 +1,109 @@
+// What each instruction set offers: plain functions over pointers and sizes, each run by one thread over its share of the
+// outputs. Nothing here knows of threads, arrays of Python, or models. docs/kernels.md draws the layouts.
+#pragma once
+#include <cstdint>
+
+namespace paceline {
+
+constexpr int kPanel = 16;  // outputs that lie side by side in the lanes of a vector
+constexpr int kGroup = 32;  // inputs that share a scale
+
+// Packed weights of 16 outputs and 32 inputs. Bytes of the quants: [step][output][4 inputs of the step].
+struct Int8Group {
+  int8_t quants[8][kPanel][4];  // step s holds inputs 4s .. 4s + 3
+  uint16_t scales[kPanel];      // float16
+};
+// weight = scale * quant + minimum, quant 0..15
+struct Int4Group {
+  uint8_t quants[4][kPanel][4];  // low halves: step s, high halves: step s + 4
+  uint16_t scales[kPanel];       // float16
+  uint16_t minima[kPanel];       // float16
+};
+static_assert(sizeof(Int8Group) == 544 && sizeof(Int4Group) == 320, "no padding");
+
+// Activations quantised by row and group, for a block of R rows: G records of
+//   int8 quants[R][32]; float scales[R]; float scaled_sums[R]; int32 sums[R]
+// where sums are of the quants and scaled_sums are scale * sum.
+constexpr int kQuantizedRecord = kGroup + 12;  // bytes for each row
+
+// The weights of `panels` panels and where their outputs go. out points at the first panel's column of the block's first
+// row; the last panel may have fewer than 16 outputs. bias (or null) is padded to whole panels.
+struct PanelRange {
+  const void* weights;
+  int64_t panel_bytes;
+  int panels;
+  int outputs;  // in all of them
+  const float* bias;
+  float* out;
+  int64_t out_stride;
+};
+
+enum class DenseType { f32, f16, bf16 };
+
+struct HeadShape {
+  int num_q, num_kv, head_dim;
+};
+
+// Keys and values of one layer. A block holds, for each key head, first the keys: [size / 16, rounded up][head_dim / 2][16][2]
+// (two neighbouring elements of 16 tokens), then the values: [size][value_words] words, in which a word w of a run of 16 holds
+// elements 32 r + w (low half) and 32 r + 16 + w (high half). All bf16.
+struct KvView {
+  uint16_t* data;
+  int64_t block_stride;  // in elements, between blocks
+  int64_t head_stride;   // in elements, between key heads of a block
+  int block_size;
+  int head_dim;
+  int num_kv;
+  int value_width() const { return (head_dim + 31) / 32 * 32; }
+  int64_t keys_size() const { return static_cast<int64_t>(block_size + kPanel - 1) / kPanel * kPanel * head_dim; }
+};
+
+// Attention of consecutive tokens of one sequence, one key head and the query heads that use it.
+struct AttentionTask {
+  const float* queries;  // first token's first query head of the group
+  int64_t query_stride;  // between tokens
+  float* out;
+  int64_t out_stride;
+  int tokens, group;
+  int first_position;  // of the first token
+  const int32_t* blocks;
+  const uint16_t* data;  // the view's data, moved to the key head
+  const KvView* kv;
+  float scale, softcap;
+  int window;
+  float* scratch;  // attention_scratch(tokens * group, head_dim) floats
+};
+constexpr int kKeyTile = 64;           // keys that are visited together, at absolute positions
+constexpr int kKeySegment = 1024;      // keys of one running softmax; segments merge in ascending order
+constexpr int kAttentionTileRows = 16;  // (token, head) rows that share a pass over the keys, unless the group is larger
+inline int64_t attention_scratch(int rows, int head_dim) {
+  const int64_t width = (head_dim + 31) / 32 * 32;
+  return rows * (kKeyTile + 2 * width + 4 * 16 + 16);
+}
+
+enum class RopePairs { halves, neighbours };
+enum class Gate { silu, gelu_tanh };
+
+struct Kernels {
+  const char* name;
+  int quantized_rows;  // most rows of a block of quantised activations
+  int dense_rows;      // most rows of a block of dense activations
+
+  void (*quantize_rows)(const float* x, int64_t stride, int rows, int inputs, uint8_t* block);
+  void (*linear_int8)(const uint8_t* block, int rows, int groups, const PanelRange& range);
+  void (*linear_int4)(const uint8_t* block, int rows, int groups, const PanelRange& range);
+  void (*linear_dense)(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range);
+
+  void (*rms_norm)(const float* x, const float* weight, float eps, int rows, int width, float* out);
+  void (*add_rms_norm)(float* residual, const float* update, const float* weight, float eps, int rows, int width,
+                       float* out);
+  void (*qk_norm)(float* qkv, HeadShape heads, const float* q_weight, const float* k_weight, float eps, int rows);
+  void (*rope)(float* qkv, HeadShape heads, const int32_t* positions, const float* cos, const float* sin, int half,
+               RopePairs pairs, int rows);
+  void (*gated_activation)(const float* gate_up, Gate gate, int rows, int width, float* out);
+  void (*softcap)(float* x, float cap, int64_t count);
+  void (*write_kv)(const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows, int rows);
+  void (*attention)(const AttentionTask& task);
+};
+
+}  // namespace paceline

@@ -1,0 +1,23 @@
+// The kernels of one level, as the table of that level collects them. kernels.h says what they do.
+#pragma once
+#include "kernels.h"
+#include "level.h"
+
+namespace paceline::PACELINE_LEVEL {
+
+void quantize_rows(const float* x, int64_t stride, int rows, int inputs, uint8_t* block);
+void linear_int8(const uint8_t* block, int rows, int groups, const PanelRange& range);
+void linear_int4(const uint8_t* block, int rows, int groups, const PanelRange& range);
+void linear_dense(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range);
+void rms_norm(const float* x, const float* weight, float eps, int rows, int width, float* out);
+void add_rms_norm(float* residual, const float* update, const float* weight, float eps, int rows, int width,
+                  float* out);
+void qk_norm(float* qkv, HeadShape heads, const float* q_weight, const float* k_weight, float eps, int rows);
+void rope(float* qkv, HeadShape heads, const int32_t* positions, const float* cos, const float* sin, int half,
+          RopePairs pairs, int rows);
+void gated_activation(const float* gate_up, Gate gate, int rows, int width, float* out);
+void softcap(float* x, float cap, int64_t count);
+void write_kv(const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows, int rows);
+void attention(const AttentionTask& task);
+
+}  // namespace paceline::PACELINE_LEVEL

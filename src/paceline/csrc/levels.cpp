@@ -1,0 +1,50 @@
+#include "levels.h"
+
+#include <stdexcept>
+
+namespace paceline {
+
+namespace portable {
+extern const Kernels table;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Kernels table;
+}
+namespace avx512 {
+extern const Kernels table;
+}
+namespace avx512_vnni {
+extern const Kernels table;
+}
+#endif
+
+std::vector<const Kernels*> runnable_levels() {
+  std::vector<const Kernels*> levels;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
+      if (__builtin_cpu_supports("avx512vnni")) levels.push_back(&avx512_vnni::table);
+      levels.push_back(&avx512::table);
+    }
+    levels.push_back(&avx2::table);
+  }
+#endif
+  levels.push_back(&portable::table);
+  return levels;
+}
+
+const Kernels& find_level(const std::string& name) {
+  const std::vector<const Kernels*> levels = runnable_levels();
+  if (name.empty()) return *levels.front();
+  std::string known;
+  for (const Kernels* level : levels) {
+    if (name == level->name) return *level;
+    known += std::string(known.empty() ? "" : ", ") + level->name;
+  }
+  throw std::invalid_argument("isa must be one that this machine runs (" + known + "), not " + name);
+}
+
+}  // namespace paceline

@@ -1,0 +1,16 @@
+// The tables that were compiled in, and the one that this machine should use.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace paceline {
+
+// Levels that this machine can run, the widest first.
+std::vector<const Kernels*> runnable_levels();
+
+// By name, or the widest for an empty name. Throws std::invalid_argument for one that is unknown here.
+const Kernels& find_level(const std::string& name);
+
+}  // namespace paceline

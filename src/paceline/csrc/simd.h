@@ -1,0 +1,64 @@
+// The vector type of the level at hand, and the functions that are the same on all of them: F32x16, sixteen float lanes
+// whose every operation, sums included, gives the same bits on every level.
+#pragma once
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#include "simd_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "simd_avx2.h"
+#else
+#include "simd_portable.h"
+#endif
+
+namespace paceline::PACELINE_LEVEL {
+
+constexpr int kLanes = 16;
+
+inline float infinity() { return __builtin_inff(); }
+
+inline F32x16 absolute(F32x16 x) { return as_f32(bit_and(as_i32(x), broadcast_i32(0x7fffffff))); }
+
+// e^x to about one unit in the last place: x = n ln 2 + r, then a polynomial fitted on |r| <= ln 2 / 2. Zero below the
+// smallest normal result (x < -87.33), infinity from 88.37 up.
+inline F32x16 exp(F32x16 x) {
+  const F32x16 low = broadcast(-87.33f), high = broadcast(88.37f);
+  const Mask16 under = less(x, low), over = less(high, x);
+  const F32x16 inside = select(under, low, select(over, high, x));
+  const I32x16 n = round_to_i32(mul(inside, broadcast(1.44269504f)));
+  const F32x16 nf = to_f32(n);
+  F32x16 r = fma(nf, broadcast(-0.693359375f), inside);
+  r = fma(nf, broadcast(2.12194440e-4f), r);
+  F32x16 p = broadcast(0x1.6d771cp-10f);
+  p = fma(p, r, broadcast(0x1.120cbep-7f));
+  p = fma(p, r, broadcast(0x1.5554b8p-5f));
+  p = fma(p, r, broadcast(0x1.5554dcp-3f));
+  p = fma(p, r, broadcast(0.5f));
+  p = fma(mul(r, r), p, add(r, broadcast(1.0f)));
+  const F32x16 scaled = mul(p, as_f32(shift_left_23(add(n, broadcast_i32(127)))));
+  return select(under, zero(), select(over, broadcast(infinity()), scaled));
+}
+
+// x / (1 + e^-x)
+inline F32x16 silu(F32x16 x) { return div(x, add(broadcast(1.0f), exp(sub(zero(), x)))); }
+
+// x * Phi(x), Phi by its tanh form: (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
+inline F32x16 gelu_tanh(F32x16 x) {
+  const F32x16 cube = mul(mul(x, x), x);
+  const F32x16 u = mul(broadcast(0.79788456f), fma(cube, broadcast(0.044715f), x));
+  return div(x, add(broadcast(1.0f), exp(mul(broadcast(-2.0f), u))));
+}
+
+// An odd polynomial near zero, where the quotient would cancel; 1 - 2 / (e^2|x| + 1) with x's sign elsewhere.
+inline F32x16 tanh(F32x16 x) {
+  const F32x16 size = absolute(x), square = mul(x, x);
+  F32x16 p = broadcast(-0x1.8fbef4p-8f);
+  p = fma(p, square, broadcast(0x1.580eecp-6f));
+  p = fma(p, square, broadcast(-0x1.b926acp-5f));
+  p = fma(p, square, broadcast(0x1.110e1ep-3f));
+  p = fma(p, square, broadcast(-0x1.555552p-2f));
+  const F32x16 near = fma(mul(p, square), x, x);
+  const F32x16 quotient = div(broadcast(2.0f), add(exp(add(size, size)), broadcast(1.0f)));
+  const F32x16 far = sub(broadcast(1.0f), quotient);
+  return select(less(size, broadcast(0.625f)), near, select(less(x, zero()), sub(zero(), far), far));
+}
+
+}  // namespace paceline::PACELINE_LEVEL

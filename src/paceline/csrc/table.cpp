@@ -1,0 +1,29 @@
+// The table of one level.
+#include "level_kernels.h"
+#include "simd.h"
+
+#define PACELINE_TEXT(x) #x
+#define PACELINE_NAME(x) PACELINE_TEXT(x)
+
+namespace paceline::PACELINE_LEVEL {
+
+extern const Kernels table;
+const Kernels table = {
+    PACELINE_NAME(PACELINE_LEVEL),
+    kQuantizedRows,
+    kDenseRows,
+    quantize_rows,
+    linear_int8,
+    linear_int4,
+    linear_dense,
+    rms_norm,
+    add_rms_norm,
+    qk_norm,
+    rope,
+    gated_activation,
+    softcap,
+    write_kv,
+    attention,
+};
+
+}  // namespace paceline::PACELINE_LEVEL

@@ -1,0 +1,63 @@
+// A fixed set of threads that run one function together. Work is divided by the callers, statically; nothing is queued.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace paceline {
+
+struct Share {
+  int64_t first, last;
+};
+// Part `index` of `count` items cut into `parts`, sizes differing by at most one.
+inline Share share_of(int64_t count, int parts, int index) {
+  return {count * index / parts, count * (index + 1) / parts};
+}
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return size_; }
+
+  // Runs f(thread) for thread = 0 .. size - 1, the caller being thread 0, and returns when all have returned. Calls from
+  // several threads of the process take turns. f must not throw.
+  template <class F>
+  void run(const F& f) {
+    start([](const void* context, int thread) { (*static_cast<const F*>(context))(thread); }, &f);
+  }
+
+  // Inside run: waits until all threads have come here.
+  void barrier();
+
+ private:
+  using Task = void (*)(const void*, int);
+  struct alignas(64) Flag {
+    std::atomic<uint64_t> value{0};
+  };
+
+  void start(Task task, const void* context);
+  void work(int thread);
+  uint64_t wait_for_round(uint64_t seen);
+
+  const int size_;
+  std::vector<std::thread> threads_;
+  std::vector<Flag> done_;  // the last round that each thread has finished
+  Task task_ = nullptr;
+  const void* context_ = nullptr;
+  Flag round_;
+  Flag arrived_, phase_;
+  std::mutex turn_;
+  std::mutex sleep_;
+  std::condition_variable wake_;
+  std::atomic<int> sleepers_{0};
+  bool stop_ = false;
+};
+
+}  // namespace paceline

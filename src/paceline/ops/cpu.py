@@ -1,0 +1,167 @@
+"""The operations on the processor's own vector units: native kernels over numpy arrays.
+
+``docs/kernels.md`` explains the packed layouts; ``docs/numerics.md`` the order of every sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline import _native
+from paceline.ops import reference_sampling
+from paceline.ops.api import Activation, RopeStyle, RopeTable
+from paceline.tensors import (
+    Batch,
+    ChoiceControls,
+    FloatArray,
+    Heads,
+    IntArray,
+    KvLayout,
+    LogitEdits,
+    RawTensor,
+    TopLogprobs,
+)
+
+NUMERICS_VERSION = 1
+"""Counts changes after which the same model gives other bits."""
+
+
+class CpuOps:
+    """See :class:`paceline.ops.api.Ops` for each operation's contract.
+
+    Args:
+        num_threads: threads that share each operation; the results do not depend on it.
+        isa: the instruction set, one of ``paceline._native.levels()``; None takes the widest that this machine runs.
+        quantization: "int8" or "int4" packs dense matrices in that form; None keeps them as they are stored.
+
+    Raises ValueError for a value that is none of these.
+    """
+
+    def __init__(self, num_threads: int, isa: str | None = None, quantization: str | None = None) -> None:
+        self._cpu = _native.Cpu(num_threads, isa or "")
+        self._quantization = quantization or ""
+
+    @property
+    def num_threads(self) -> int:
+        return self._cpu.num_threads
+
+    @property
+    def isa(self) -> str:
+        return self._cpu.isa
+
+    @property
+    def numerics(self) -> str:
+        # The instruction set is not named: all of them give the same bits.
+        return f"cpu-kv-bf16{'-' if self._quantization else ''}{self._quantization}/{NUMERICS_VERSION}"
+
+    # ---- weights
+
+    def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> _native.Linear:
+        """Dense matrices keep their precision unless ``quantization`` is set; ``docs/kernels.md`` has the others."""
+        widths = {part.shape[-1] for part in parts}
+        if len(widths) != 1:
+            raise ValueError(f"matrices with {sorted(widths)} inputs cannot be stacked")
+        rows = [(part.encoding.label, part.shape[0], part.data) for part in parts]
+        biases = [self.vector(part) for part in bias]
+        stacked = np.concatenate(biases) if biases else np.empty(0, np.float32)
+        try:
+            return self._cpu.pack_linear(rows, widths.pop(), stacked, self._quantization)
+        except ValueError as error:
+            raise ValueError(f"{', '.join(part.name for part in parts)}: {error}") from error
+
+    def pack_embedding(self, table: RawTensor) -> _native.Embedding:
+        return _native.Embedding(table.encoding.label, table.shape[0], table.shape[1], table.data)
+
+    def vector(self, tensor: RawTensor, offset: float = 0.0) -> FloatArray:
+        values = np.empty(tensor.shape[-1], np.float32)
+        _native.decode(tensor.encoding.label, tensor.data, values)
+        return values + np.float32(offset) if offset else values
+
+    # ---- keys and values
+
+    def kv_block_bytes(self, layout: KvLayout, block_size: int) -> int:
+        return _native.kv_block_bytes(layout.num_layers, layout.num_kv, layout.head_dim, block_size)
+
+    def make_kv(self, layout: KvLayout, num_blocks: int, block_size: int) -> _native.KvStore:
+        """Keys and values are bfloat16. ``head_dim`` must be even; blocks are best a multiple of 16."""
+        return _native.KvStore(layout.num_layers, layout.num_kv, layout.head_dim, num_blocks, block_size)
+
+    # ---- the layers' operations
+
+    def embed(self, token_ids: IntArray, table: _native.Embedding, scale: float = 1.0) -> FloatArray:
+        out = np.empty((len(token_ids), table.width), np.float32)
+        self._cpu.embed(token_ids, table, scale, out)
+        return out
+
+    def linear(self, x: FloatArray, weight: _native.Linear) -> FloatArray:
+        out = np.empty((len(x), weight.num_outputs), np.float32)
+        self._cpu.linear(x, weight, out)
+        return out
+
+    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        out = np.empty_like(x)
+        self._cpu.rms_norm(x, weight, eps, out)
+        return out
+
+    def add_rms_norm(self, residual: FloatArray, update: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        out = np.empty_like(residual)
+        self._cpu.add_rms_norm(residual, update, weight, eps, out)
+        return out
+
+    def qk_norm(self, qkv: FloatArray, heads: Heads, q_weight: FloatArray, k_weight: FloatArray, eps: float) -> None:
+        self._cpu.qk_norm(qkv, _shape(heads), q_weight, k_weight, eps)
+
+    def rope(self, qkv: FloatArray, heads: Heads, positions: IntArray, table: RopeTable) -> None:
+        self._cpu.rope(qkv, _shape(heads), positions, table.cos, table.sin, table.style is RopeStyle.PAIRS)
+
+    def write_kv(self, qkv: FloatArray, heads: Heads, kv: _native.KvStore, layer: int, kv_rows: IntArray) -> None:
+        self._cpu.write_kv(qkv, _shape(heads), kv, layer, kv_rows)
+
+    def attention(
+        self,
+        qkv: FloatArray,
+        heads: Heads,
+        kv: _native.KvStore,
+        layer: int,
+        batch: Batch,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> FloatArray:
+        out = np.empty((len(qkv), heads.num_q * heads.head_dim), np.float32)
+        self._cpu.attention(
+            qkv, _shape(heads), kv, layer,
+            batch.span_starts, batch.context_lens, batch.block_tables,
+            scale, window, softcap, out,
+        )  # fmt: skip
+        return out
+
+    def gated_activation(self, gate_up: FloatArray, activation: Activation) -> FloatArray:
+        out = np.empty((len(gate_up), gate_up.shape[1] // 2), np.float32)
+        self._cpu.gated_activation(gate_up, activation is Activation.GELU_TANH, out)
+        return out
+
+    def softcap(self, x: FloatArray, cap: float) -> None:
+        self._cpu.softcap(x, cap)
+
+    def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
+        out = np.empty((len(rows), x.shape[1]), np.float32)
+        self._cpu.take_rows(x, rows, out)
+        return out
+
+    # ---- the choice of tokens
+
+    def edit_logits(self, logits: FloatArray, edits: LogitEdits) -> None:
+        reference_sampling.edit_logits(logits, edits)
+
+    def choose(self, logits: FloatArray, controls: ChoiceControls) -> IntArray:
+        return reference_sampling.choose(logits, controls)
+
+    def top_logprobs(self, logits: FloatArray, chosen: IntArray, k: int) -> TopLogprobs:
+        return reference_sampling.top_logprobs(logits, chosen, k)
+
+
+def _shape(heads: Heads) -> tuple[int, int, int]:
+    return heads.num_q, heads.num_kv, heads.head_dim

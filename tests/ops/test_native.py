@@ -1,0 +1,243 @@
+"""The native kernels beyond the conformance suite: equal bits on every instruction set, long contexts, packed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline import _native
+from paceline.dequantize import to_float32
+from paceline.ops.api import Activation, RopeStyle, RopeTable
+from paceline.ops.cpu import CpuOps
+from paceline.tensors import Array, Encoding, FloatArray, Heads, KvLayout, RawTensor
+from support.batches import Span, make_batch
+from support.raw_tensors import random_tensor
+
+LEVELS = _native.levels()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> FloatArray:
+    return rng.standard_normal(shape, np.float32)
+
+
+def assert_equal_on_all_levels(results: dict[str, Array]) -> None:
+    first = results[LEVELS[0]]
+    for level, result in results.items():
+        assert np.array_equal(result.view(np.uint32), first.view(np.uint32)), level
+
+
+# ---- equal bits on every instruction set
+
+
+@pytest.mark.parametrize("encoding", list(Encoding), ids=lambda e: e.label)
+def test_linear_layers_give_equal_bits_on_every_instruction_set(rng: np.random.Generator, encoding: Encoding) -> None:
+    raw, bias = random_tensor((83, 512), encoding, rng), random_tensor((83,), Encoding.F32, rng)
+    x = normal(rng, 37, 512)
+    x[3] *= 1e-25  # products below the smallest normal number
+    x[4] *= 1e25
+    results = {}
+    for level in LEVELS:
+        ops = CpuOps(2, level)
+        results[level] = ops.linear(x, ops.pack_linear([raw], [bias]))
+    assert_equal_on_all_levels(results)
+
+
+def test_row_operations_give_equal_bits_on_every_instruction_set(rng: np.random.Generator) -> None:
+    heads = Heads(3, 1, 80)
+    x = normal(rng, 7, 402) * np.float32([[1e-20], [1e-3], [1], [3], [10], [100], [1e6]])
+    qkv, weight, head_weight = normal(rng, 7, heads.row), normal(rng, 402), normal(rng, 80)
+    angles = rng.uniform(-3, 3, (64, 20))
+    positions = rng.integers(0, 64, 7, np.int32)
+    results = {}
+    for level in LEVELS:
+        ops = CpuOps(2, level)
+        capped, fused, residual = x.copy(), qkv.copy(), x.copy()
+        ops.softcap(capped, 7.0)
+        ops.qk_norm(fused, heads, head_weight, head_weight, 1e-6)
+        for style in RopeStyle:
+            table = RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), style)
+            ops.rope(fused, heads, positions, table)
+        parts = [
+            capped,
+            fused,
+            ops.rms_norm(x, weight, 1e-6),
+            ops.add_rms_norm(residual, x[::-1].copy(), weight, 1e-6),
+            residual,
+            *(ops.gated_activation(x, activation) for activation in Activation),
+        ]
+        results[level] = np.concatenate([part.reshape(-1) for part in parts])
+    assert_equal_on_all_levels(results)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (700, 0.0), (0, 20.0)])
+def test_attention_gives_equal_bits_on_every_instruction_set(
+    rng: np.random.Generator, window: int, softcap: float
+) -> None:
+    heads = Heads(6, 2, 80)
+    qkv = normal(rng, 1100, heads.row)
+    results = {}
+    for level in LEVELS:
+        ops = CpuOps(2, level)
+        kv = ops.make_kv(KvLayout(1, heads.num_kv, heads.head_dim), 35, 32)
+        everything = make_batch([Span(range(35), 0, len(qkv))], 32)
+        ops.write_kv(qkv, heads, kv, 0, everything.kv_rows)
+        last = make_batch([Span(range(35), 1060, 40)], 32)
+        results[level] = ops.attention(qkv[1060:].copy(), heads, kv, 0, last, 0.1, window, softcap)
+    assert_equal_on_all_levels(results)
+
+
+# ---- contexts of several segments
+
+
+def whole(ops: CpuOps, heads: Heads, qkv: FloatArray, window: int, softcap: float) -> Array:
+    return in_spans(ops, heads, qkv, window, softcap, [])
+
+
+def in_spans(ops: CpuOps, heads: Heads, qkv: FloatArray, window: int, softcap: float, cuts: list[int]) -> Array:
+    num_blocks = -(-len(qkv) // 32)
+    kv = ops.make_kv(KvLayout(1, heads.num_kv, heads.head_dim), num_blocks, 32)
+    kv.memory[:] = 0x7FC0  # NaN
+    outputs = []
+    for start, end in zip([0, *cuts], [*cuts, len(qkv)], strict=True):
+        batch = make_batch([Span(range(num_blocks), start, end - start)], 32)
+        rows = np.ascontiguousarray(qkv[start:end])
+        ops.write_kv(rows, heads, kv, 0, batch.kv_rows)
+        outputs.append(ops.attention(rows, heads, kv, 0, batch, heads.head_dim**-0.5, window, softcap))
+    return np.concatenate(outputs)
+
+
+@pytest.mark.parametrize("window", [0, 1, 500, 1024, 1025, 2000])
+def test_attention_over_several_segments_does_not_depend_on_the_cuts(rng: np.random.Generator, window: int) -> None:
+    heads = Heads(2, 1, 32)
+    qkv = normal(rng, 2200, heads.row)
+    expected = whole(CpuOps(2), heads, qkv, window, 0.0)
+    for cuts in ([1, 1023, 1024, 1025, 2047, 2048, 2049], [700, 701, 1500, 2199], list(range(1010, 1040))):
+        assert np.array_equal(in_spans(CpuOps(1), heads, qkv, window, 0.0, cuts), expected)
+
+
+@pytest.mark.parametrize("window", [0, 1500])
+def test_attention_over_several_segments_follows_its_formula(rng: np.random.Generator, window: int) -> None:
+    heads = Heads(1, 1, 32)
+    qkv = normal(rng, 2200, heads.row)
+    out = whole(CpuOps(2), heads, qkv, window, 0.0)
+    q, k, v = np.split(qkv.astype(np.float64), 3, axis=1)
+    for position in (0, 1023, 1024, 1025, 2047, 2048, 2199):
+        low = max(0, position - window + 1) if window else 0
+        scores = k[low : position + 1] @ q[position] * 32**-0.5
+        weights = np.exp(scores - scores.max())
+        expected = weights @ v[low : position + 1] / weights.sum()
+        assert np.allclose(out[position], expected, atol=5e-3 * np.abs(expected).max())
+
+
+# ---- packed forms
+
+
+@pytest.mark.parametrize("encoding", list(Encoding), ids=lambda e: e.label)
+def test_decoding_agrees_with_the_reference_bit_for_bit(rng: np.random.Generator, encoding: Encoding) -> None:
+    raw = random_tensor((7, 512), encoding, rng)
+    out = np.empty(7 * 512, np.float32)
+    _native.decode(encoding.label, raw.data, out)
+    assert np.array_equal(out.view(np.uint32), to_float32(raw).reshape(-1).view(np.uint32))
+
+
+def test_every_half_precision_number_is_decoded_exactly() -> None:
+    bits = np.arange(2**16, dtype=np.uint16)
+    finite_or_infinite = bits[(bits & 0x7FFF) <= 0x7C00]
+    out = np.empty(len(finite_or_infinite), np.float32)
+    _native.decode("F16", finite_or_infinite.view(np.uint8), out)
+    expected = finite_or_infinite.view(np.float16).astype(np.float32)
+    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
+FORMS = {
+    "F32": "f32", "F16": "f16", "BF16": "bf16", "Q4_0": "int4-g32", "Q4_1": "int4-g32", "Q4_K": "int4-g32",
+    "Q5_0": "int8-g32", "Q5_1": "int8-g32", "Q8_0": "int8-g32", "Q5_K": "int8-g32", "Q6_K": "int8-g32",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", list(Encoding), ids=lambda e: e.label)
+def test_each_encoding_has_its_packed_form(rng: np.random.Generator, encoding: Encoding) -> None:
+    assert CpuOps(1).pack_linear([random_tensor((17, 512), encoding, rng)]).form == FORMS[encoding.label]
+
+
+def packed_values(ops: CpuOps, raw: RawTensor) -> Array:
+    """The matrix that a packed one stands for: unit vectors are quantised exactly, 127 times 1/127."""
+    packed = ops.pack_linear([raw])
+    return ops.linear(np.eye(raw.shape[1], dtype=np.float32), packed).T
+
+
+@pytest.mark.parametrize("encoding", [Encoding.Q4_0, Encoding.Q4_1, Encoding.Q8_0, Encoding.Q5_0, Encoding.Q4_K])
+def test_grouped_encodings_keep_their_values(rng: np.random.Generator, encoding: Encoding) -> None:
+    raw = random_tensor((20, 256), encoding, rng)
+    exact = to_float32(raw)
+    # Scales of Q4_K are products that float16 rounds; Q5_0 is quantised anew but fits int8.
+    error = {Encoding.Q4_K: 2e-3, Encoding.Q5_0: 1e-2}.get(encoding, 1e-6)
+    size = np.abs(exact).reshape(20, 8, 32).max(axis=2).repeat(32, axis=1)
+    assert np.all(np.abs(packed_values(CpuOps(1), raw) - exact) <= error * size + 1e-30)
+
+
+@pytest.mark.parametrize(("form", "steps"), [("int8", 254), ("int4", 15)])
+@pytest.mark.parametrize("num_inputs", [64, 70])
+def test_quantization_rounds_to_the_nearest_step(
+    rng: np.random.Generator, form: str, steps: int, num_inputs: int
+) -> None:
+    raw = random_tensor((20, num_inputs), Encoding.BF16, rng)
+    exact = to_float32(raw)
+    ops = CpuOps(1, quantization=form)
+    assert ops.pack_linear([raw]).form == f"{form}-g32"
+    values = packed_values(ops, raw)
+    for group in range(0, num_inputs, 32):
+        part, got = exact[:, group : group + 32], values[:, group : group + 32]
+        if form == "int8":
+            step = np.abs(part).max(axis=1, keepdims=True) / 127
+        else:
+            inputs = np.pad(part, ((0, 0), (0, 32 - part.shape[1])))
+            step = (inputs.max(axis=1, keepdims=True) - inputs.min(axis=1, keepdims=True)) / steps
+        assert np.all(np.abs(got - part) <= 0.55 * step)
+
+
+def test_weights_beyond_float16_scales_are_refused(rng: np.random.Generator) -> None:
+    raw = random_tensor((4, 64), Encoding.F32, rng)
+    data = (raw.data.view(np.float32) * np.float32(1e30)).view(np.uint8)
+    huge = RawTensor("blk.0.weight", raw.shape, raw.encoding, data)
+    with pytest.raises(ValueError, match=r"blk\.0\.weight"):
+        CpuOps(1, quantization="int8").pack_linear([huge])
+
+
+# ---- arguments
+
+
+def test_an_instruction_set_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="isa"):
+        CpuOps(1, "mmx")
+
+
+@pytest.mark.parametrize("num_threads", [0, -1])
+def test_a_number_of_threads_below_one_is_refused(num_threads: int) -> None:
+    with pytest.raises(ValueError, match="num_threads"):
+        CpuOps(num_threads)
+
+
+def test_arrays_of_the_wrong_shape_are_refused(rng: np.random.Generator) -> None:
+    ops = CpuOps(1)
+    packed = ops.pack_linear([random_tensor((4, 32), Encoding.F32, rng)])
+    with pytest.raises(ValueError, match=r"x must be \[3, 32\]"):
+        ops.linear(normal(rng, 3, 33), packed)
+    with pytest.raises(ValueError, match="weight must have 32"):
+        ops.rms_norm(normal(rng, 3, 32), normal(rng, 31), 1e-6)
+    table = RopeTable(*normal(rng, 2, 4, 16), RopeStyle.PAIRS)
+    with pytest.raises(ValueError, match="qkv must be"):
+        ops.rope(normal(rng, 2, 65), Heads(1, 1, 32), np.zeros(2, np.int32), table)
+
+
+def test_many_threads_give_the_bits_of_one(rng: np.random.Generator) -> None:
+    raw = random_tensor((200, 256), Encoding.Q4_1, rng)
+    x = normal(rng, 150, 256)
+    results = [ops.linear(x, ops.pack_linear([raw])) for ops in (CpuOps(1), CpuOps(2), CpuOps(5), CpuOps(16))]
+    for result in results[1:]:
+        assert np.array_equal(result, results[0])
