@@ -60,7 +60,7 @@ class _Chat:
         self._tokenizer = service.engine.tokenizer
 
     async def _generating(self) -> AbstractAsyncContextManager[Generation]:
-        tokens = await encode_messages(self._service.engine, self._body)
+        tokens = await encode_messages(self._service, self._body)
         return generating(self._service, self._asked, [tokens], prefix="chatcmpl")
 
     # ---- in one piece

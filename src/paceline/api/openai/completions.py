@@ -75,7 +75,7 @@ class _Completion:
 
     async def _generating(self) -> AbstractAsyncContextManager[Generation]:
         self._encoded = await encode_texts(
-            self._service.engine,
+            self._service,
             self._prompts,
             add_special=self._body.add_special_tokens,
             parse_special=self._body.parse_special,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -49,7 +50,7 @@ class Running:
             abort()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Service:
     engine: AsyncEngine
     config: ServerConfig
@@ -58,6 +59,13 @@ class Service:
     @property
     def model_names(self) -> tuple[str, ...]:
         return self.config.served_model_names or (self.engine.model_name,)
+
+    @cached_property
+    def max_prompt_bytes(self) -> int:
+        """A longer text cannot fit the context: no token covers more bytes than the longest one."""
+        tokenizer = self.engine.tokenizer
+        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+        return self.engine.max_model_len * longest
 
     def served_name(self, asked: str | None) -> str:
         """The name that the answer carries. Raises ApiError 404 for a model that is not served."""

@@ -25,10 +25,10 @@ async def tokenize(service: Service, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
     if body.prompt is None:
-        tokens = await encode_messages(service.engine, body)
+        tokens = await encode_messages(service, body)
     else:
         [tokens] = await encode_texts(
-            service.engine, [body.prompt], add_special=body.add_special_tokens, parse_special=body.parse_special
+            service, [body.prompt], add_special=body.add_special_tokens, parse_special=body.parse_special
         )
     answer = {"count": len(tokens), "max_model_len": service.engine.max_model_len, "tokens": tokens, "token_strs": None}
     if body.return_token_strs:
