@@ -149,7 +149,9 @@ def test_the_hubs_errors_become_ours(hub: Hub, tmp_path: Path, error: Exception,
 
 def test_offline_a_model_that_is_not_cached_is_refused(hub: Hub, tmp_path: Path) -> None:
     hub.error = errors.LocalEntryNotFoundError("not there")
-    with pytest.raises(CheckpointError, match=r"org/name: is not \(wholly\) in the Hugging Face cache.*offline"):
+    with pytest.raises(
+        CheckpointError, match=r"org/name: is neither a local path nor \(wholly\) in the Hugging Face cache.*offline"
+    ):
         resolve("org/name", tmp_path, offline=True)
 
 
@@ -157,5 +159,7 @@ def test_offline_the_real_library_does_not_find_what_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(CheckpointError, match=r"org/name: is not \(wholly\) in the Hugging Face cache.*offline"):
+    with pytest.raises(
+        CheckpointError, match=r"org/name: is neither a local path nor \(wholly\) in the Hugging Face cache.*offline"
+    ):
         resolve("org/name", tmp_path, offline=True)
