@@ -122,16 +122,20 @@ def _integer(name: str, value: object, low: int | None, high: int | None) -> Non
 def _number(name: str, value: object, low: float | None, high: float | None, *, above: bool = False) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise RequestError(f"{name} must be a number, not {_show(value)}", name)
-    if not math.isfinite(value):
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        finite = False
+    if not finite:
         raise RequestError(f"{name} must be finite", name)
     _range(name, value, low, high, above=above)
 
 
 def _range(name: str, value: float, low: float | None, high: float | None, *, above: bool) -> None:
     if low is not None and not (value > low if above else value >= low):
-        raise RequestError(f"{name} must be {'greater than' if above else 'at least'} {low}, not {value}", name)
+        raise RequestError(f"{name} must be {'greater than' if above else 'at least'} {low}, not {_show(value)}", name)
     if high is not None and not value <= high:
-        raise RequestError(f"{name} must be at most {high}, not {value}", name)
+        raise RequestError(f"{name} must be at most {high}, not {_show(value)}", name)
 
 
 def _ids(name: str, value: object, limit: int | None) -> tuple[int, ...] | None:

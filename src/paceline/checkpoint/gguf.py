@@ -30,9 +30,9 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
 MAX_NAME_BYTES = 65535
 MAX_NESTING = 4
-# Real headers reach some tens of megabytes (a vocabulary and its merges). Lists in memory are several times larger than
+# Real headers reach some ten megabytes (a vocabulary and its merges). Lists in memory are several times larger than
 # in the file, so a damaged file could otherwise ask for more memory than the machine has.
-MAX_HEADER_BYTES = 128 << 20
+MAX_HEADER_BYTES = 64 << 20
 
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 BOOL, STRING, ARRAY = 7, 8, 9

@@ -79,7 +79,9 @@ def _snapshot(repo: str, allow: list[str], ignore: list[str] | None, offline: bo
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         why = "the network may not be used (offline)" if offline else f"Hugging Face cannot be reached: {error}"
-        raise CheckpointError(f"model {repo}: is not (wholly) in the Hugging Face cache, and {why}") from error
+        raise CheckpointError(
+            f"model {repo}: is neither a local path nor (wholly) in the Hugging Face cache, and {why}"
+        ) from error
     except Exception as error:
         # Below the library lie HTTP clients and a transfer engine with errors of their own, which differ from version
         # to version. Whatever they raise, the model could not be fetched.

@@ -131,8 +131,10 @@ def _read_shards(folder: Path) -> dict[str, RawTensor]:
         raise CheckpointError(f"{index_path}: weight_map must be an object of tensor and file names")
     for name, shard in weight_map.items():
         # A name with a folder in it could point anywhere on this machine.
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            raise CheckpointError(f"{index_path}: tensor {name!r:.100} is in {shard!r:.100}, which is not a file name")
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index_path}: tensor {name!r:.100} is in {shard!r:.100}, not a safetensors file here"
+            )
     shards = sorted(set(weight_map.values()))
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:

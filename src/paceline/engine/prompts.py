@@ -42,5 +42,5 @@ def encode_chat(
         tools=tools,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
-        **(template_kwargs or {}),
+        template_kwargs=template_kwargs,
     )

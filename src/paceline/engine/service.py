@@ -196,6 +196,8 @@ class AsyncEngine:
     # ---- the engine's thread
 
     def _admit(self, intake: Intake, accepted: Future[None]) -> None:
+        if not accepted.set_running_or_notify_cancel():
+            return  # the caller has gone meanwhile
         added: list[str] = []
         try:
             for request in intake.requests:

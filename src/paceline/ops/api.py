@@ -180,7 +180,10 @@ class Ops(Protocol):
     # ---- the choice of tokens
 
     def edit_logits(self, logits: FloatArray, edits: LogitEdits) -> None:
-        """In place on [R, V]: see :class:`~paceline.tensors.LogitEdits` for the order and the formulas."""
+        """In place on [R, V]: see :class:`~paceline.tensors.LogitEdits` for the order and the formulas.
+
+        Each product, quotient, sum and difference is rounded to float32 by itself, from left to right.
+        """
 
     def choose(self, logits: FloatArray, controls: ChoiceControls) -> IntArray:
         """[R, V] edited logits -> [R] token ids; -1 where no logit is finite or one is NaN or plus infinity.
@@ -189,9 +192,14 @@ class Ops(Protocol):
         z = (logit - row maximum) / temperature; min-p keeps z >= ln(min_p); top-k keeps the k largest z, ties by
         smaller id; top-p goes through what is left by descending z (ties by smaller id) and keeps a token while the
         probability mass before it is at most top_p, the mass being relative to the top-k survivors if top-k is on and
-        to all tokens otherwise. Of the tokens kept, the one with the largest z + gumbel(seed, position, id), summed in
-        float64 (:mod:`paceline.ops.noise`), is chosen.
+        to all tokens otherwise. A token's mass is exp(z) in float32; masses are summed in float64 and compared with
+        top_p times the total. Of the tokens kept, the one with the largest z + gumbel(seed, position, id), summed in
+        float64 (:mod:`paceline.ops.noise`), is chosen, the smaller id among equals.
         """
 
     def top_logprobs(self, logits: FloatArray, chosen: IntArray, k: int) -> TopLogprobs:
-        """Log-softmax of [R, V] gathered at ``chosen`` [R] and at the k largest of each row."""
+        """Log-softmax of [R, V] gathered at ``chosen`` [R] and at the min(k, V) largest of each row.
+
+        The exponentials are summed in float64. Entries of minus infinity stay so; a row that has NaN or plus infinity,
+        or nothing finite, gets NaN for all its values, its ids and rank undefined.
+        """

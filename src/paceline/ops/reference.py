@@ -34,6 +34,10 @@ from paceline.tensors import (
     TopLogprobs,
 )
 
+LINEAR_TILE = 1 << 17
+"""Weights of the outputs that are computed together: they stay in the processor's cache from one token to the next.
+The tiles follow from the matrix alone, never from the number of tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLinear:
@@ -150,8 +154,11 @@ class ReferenceOps:
 
     def linear(self, x: FloatArray, weight: ReferenceLinear) -> FloatArray:
         out = np.empty((len(x), weight.num_outputs), np.float32)
-        for t in range(len(x)):
-            np.dot(weight.weight, x[t], out=out[t])
+        step = max(1, LINEAR_TILE // weight.num_inputs)
+        for first in range(0, weight.num_outputs, step):
+            part = slice(first, first + step)
+            for t in range(len(x)):
+                np.dot(weight.weight[part], x[t], out=out[t, part])
         if weight.bias is not None:
             out += weight.bias
         return out

@@ -91,7 +91,7 @@ def top_logprobs(logits: FloatArray, chosen: IntArray, k: int) -> TopLogprobs:
 
 
 def kept_ids(z: FloatArray, top_k: int, top_p: float, min_p: float) -> _Ids:
-    """The ids that min-p, top-k and top-p leave, in no particular order; [V] scaled logits, the largest of them 0."""
+    """The ids that min-p, top-k and top-p leave, in no particular order; ``z`` is [V] float32, its largest 0."""
     ids: _Ids = np.flatnonzero(z >= np.float32(math.log(min_p))) if min_p > 0 else np.arange(len(z))
     if top_k > 0:
         ids = ids[_largest(z[ids], top_k)]
@@ -103,11 +103,10 @@ def kept_ids(z: FloatArray, top_k: int, top_p: float, min_p: float) -> _Ids:
 
 
 def _nucleus(z: FloatArray, mass_of: FloatArray, ids: _Ids, limit: float) -> _Ids:
-    """Those of ``ids`` with at most ``limit`` mass before them, in order of descending z, equal ones by smaller id.
+    """Those of ``ids`` with at most ``limit`` mass before them, in order of descending z, equal ones as they stand.
 
     Only as many tokens are sorted as it takes to reach the limit; running sums do not depend on what comes after.
     """
-    ids = np.sort(ids)
     count = _NUCLEUS_GUESS
     while True:
         head = ids[_largest(z[ids], count)]

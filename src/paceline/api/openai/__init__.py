@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP interface: what the routes accept, and the shapes they answer with."""

@@ -1,0 +1,153 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.api.openai.generation import Generation, generating
+from paceline.api.openai.json_text import to_json
+from paceline.api.openai.logprobs import chat_logprobs, prompt_logprobs_by_id
+from paceline.api.openai.prompts import encode_messages
+from paceline.api.openai.requests import ChatBody, Wanted, wanted
+from paceline.api.openai.service import Service
+from paceline.api.openai.streaming import DONE, EventStream, event, unless_client_leaves
+from paceline.api.openai.unsupported import refuse_unsupported
+from paceline.engine.outputs import ChoiceDelta
+from paceline.errors import RequestError
+
+CHUNK = "chat.completion.chunk"
+UNSUPPORTED_IN_CHAT = {"echo": (False,), "add_special_tokens": (False,), "parse_special": (False,)}
+
+
+async def create_chat_completion(service: Service, request: Request) -> Response:
+    fields = await service.read_object(request)
+    refuse_unsupported(fields, besides=UNSUPPORTED_IN_CHAT)
+    body = ChatBody.model_validate(fields)
+    service.served_name(body.model)
+    chat = _Chat(service, _wanted(service, body))
+    if body.stream:
+        return EventStream(chat.events(), service.config.ping_interval)
+    answer = await unless_client_leaves(request.receive, chat.answer())
+    return Response(to_json(answer), media_type="application/json")
+
+
+def _wanted(service: Service, body: ChatBody) -> Wanted[ChatBody]:
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    return wanted(
+        body,
+        service.engine.default_params,
+        max_tokens=None,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        scores=body.prompt_logprobs is not None,
+        spelt={"logprobs": "top_logprobs", "prompt": "messages"},
+    )
+
+
+class _Chat:
+    """One conversation to be continued, and the two forms of the answer."""
+
+    def __init__(self, service: Service, asked: Wanted[ChatBody]) -> None:
+        self._service = service
+        self._asked = asked
+        self._body = asked.body
+        self._params = asked.params
+        self._tokenizer = service.engine.tokenizer
+
+    async def _generating(self) -> AbstractAsyncContextManager[Generation]:
+        tokens = await encode_messages(self._service, self._body)
+        return generating(self._service, self._asked, [tokens], prefix="chatcmpl")
+
+    # ---- in one piece
+
+    async def answer(self) -> dict[str, Any]:
+        choices = [self._empty_choice(index) for index in range(self._params.n)]
+        async with await self._generating() as generation:
+            async for index, delta in generation.deltas():
+                for piece in self._pieces(index, delta):
+                    _join(choices[index], piece)
+            stream = generation.streams[0]
+            answer = {
+                **generation.head("chat.completion"),
+                "choices": choices,
+                "usage": generation.usage(),
+            }
+            if self._params.prompt_logprobs is not None:
+                answer["prompt_logprobs"] = prompt_logprobs_by_id(
+                    self._tokenizer, stream.prompt_logprobs or (), self._params.prompt_logprobs
+                )
+            if self._body.return_token_ids:
+                answer["prompt_token_ids"] = list(stream.prompt_token_ids)
+            return answer
+
+    def _empty_choice(self, index: int) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": "", "refusal": None},
+            "logprobs": None if self._params.logprobs is None else chat_logprobs(self._tokenizer, (), 0),
+            "finish_reason": None,
+            "stop_reason": None,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = []
+        return choice
+
+    # ---- in pieces
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Role, content and finish chunks of every choice, usage if asked for, and the end mark."""
+        options = self._asked.options
+        async with await self._generating() as generation:
+            begun = False
+            async for index, delta in generation.deltas():
+                if not begun:
+                    begun = True
+                    for chunk in self._role_chunks(generation):
+                        yield event(chunk)
+                for choice in self._pieces(index, delta):
+                    yield event(generation.chunk(CHUNK, [choice], options))
+            if options.include_usage:
+                yield event(generation.chunk(CHUNK, [], options))
+            yield DONE
+
+    def _role_chunks(self, generation: Generation) -> Iterator[dict[str, Any]]:
+        for index in range(self._params.n):
+            choice = _piece(index, {"role": "assistant", "content": ""})
+            chunk = generation.chunk(CHUNK, [choice], self._asked.options)
+            if self._body.return_token_ids:
+                chunk["prompt_token_ids"] = list(generation.streams[0].prompt_token_ids)
+            yield chunk
+
+    def _pieces(self, index: int, delta: ChoiceDelta) -> Iterator[dict[str, Any]]:
+        """A delta as one piece for its text and one for its end; what its tokens bring goes with the first of them."""
+        brought: dict[str, Any] = {}
+        if self._params.logprobs is not None and delta.token_ids:
+            brought["logprobs"] = chat_logprobs(self._tokenizer, delta.logprobs, self._params.logprobs)
+        if self._body.return_token_ids:
+            brought["token_ids"] = list(delta.token_ids)
+        if delta.text:
+            yield {**_piece(index, {"content": delta.text}), **brought}
+            brought = {}
+        if delta.finish_reason is not None:
+            end = {"finish_reason": delta.finish_reason.value, "stop_reason": delta.stop_reason}
+            yield {**_piece(index, {}), **brought, **end}
+
+
+def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _join(choice: dict[str, Any], piece: dict[str, Any]) -> None:
+    """Add a piece to a choice of the whole answer."""
+    choice["message"]["content"] += piece["delta"].get("content", "")
+    if piece["logprobs"] is not None:
+        choice["logprobs"]["content"] += piece["logprobs"]["content"]
+    if "token_ids" in piece:
+        choice["token_ids"] += piece["token_ids"]
+    if piece["finish_reason"] is not None:
+        choice.update(finish_reason=piece["finish_reason"], stop_reason=piece["stop_reason"])

@@ -1,0 +1,155 @@
+"""One HTTP request's work in the engine: submitted as a whole, followed as one, ended as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from paceline.api.openai.errors import ApiError
+from paceline.api.openai.requests import MAX_SEQUENCES, StreamOptions, Wanted
+from paceline.api.openai.service import Service
+from paceline.engine.outputs import ChoiceDelta
+from paceline.errors import RequestError
+from paceline.types import FinishReason
+
+if TYPE_CHECKING:
+    from paceline.engine.service import RequestStream
+
+
+class Generation:
+    """The streams of one HTTP request, one for each prompt.
+
+    Attributes:
+        id: what the answer is called.
+        created: seconds since 1970.
+        model: the name the model was asked for by.
+        numerics: names everything that may change a bit of the answer but the request itself.
+        num_choices: of each prompt.
+        streams: in the order of the prompts.
+    """
+
+    def __init__(self, answer_id: str, model: str, numerics: str, num_choices: int) -> None:
+        self.id = answer_id
+        self.created = int(time.time())
+        self.model = model
+        self.numerics = numerics
+        self.num_choices = num_choices
+        self.streams: list[RequestStream] = []
+        self._news: asyncio.Queue[tuple[int, ChoiceDelta] | Exception] = asyncio.Queue()
+        self._followers: list[asyncio.Task[None]] = []
+        self._num_open = 0
+        self._aborted = False
+        self._completion_tokens = 0
+
+    def add(self, stream: RequestStream) -> None:
+        """Follow the answer to the next prompt."""
+        self._followers.append(asyncio.create_task(self._follow(len(self.streams), stream)))
+        self.streams.append(stream)
+        self._num_open += self.num_choices
+        if self._aborted:
+            stream.abort()
+
+    async def deltas(self) -> AsyncIterator[tuple[int, ChoiceDelta]]:
+        """(index of the choice in the answer, delta) of all prompts as they come; ends when all have finished.
+
+        Raises ApiError if the engine cannot go on with one of them.
+        """
+        while self._num_open:
+            news = await self._news.get()
+            if isinstance(news, Exception):
+                raise news
+            prompt, delta = news
+            if delta.finish_reason is FinishReason.ERROR:
+                raise ApiError(500, delta.error or "the engine gave this request up", code="generation_failed")
+            self._completion_tokens += len(delta.token_ids)
+            self._num_open -= delta.finish_reason is not None
+            yield prompt * self.num_choices + delta.index, delta
+
+    def abort(self) -> None:
+        """End what has not ended, in whatever state it is. Safe to repeat."""
+        self._aborted = True
+        if self._num_open:
+            for stream in self.streams:
+                stream.abort()
+
+    def close(self) -> None:
+        """Nobody listens any more: abort, and follow no longer."""
+        self.abort()
+        for follower in self._followers:
+            follower.cancel()
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What every answer and chunk of this request begins with; ``kind`` is the interface's name of the object."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.numerics,
+        }
+
+    def chunk(self, kind: str, choices: list[dict[str, Any]], options: StreamOptions) -> dict[str, Any]:
+        """A piece of a streamed answer. Only who asks for the usage sees the field, null but in the last chunk."""
+        chunk = {**self.head(kind), "choices": choices}
+        if options.include_usage:
+            chunk["usage"] = self.usage() if options.continuous_usage_stats or not choices else None
+        return chunk
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far. A prompt counts once, however many choices it has."""
+        prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(stream.num_cached_tokens for stream in self.streams)},
+        }
+
+    async def _follow(self, prompt: int, stream: RequestStream) -> None:
+        try:
+            async for delta in stream:
+                self._news.put_nowait((prompt, delta))
+        except Exception as error:
+            self._news.put_nowait(error)
+
+
+@asynccontextmanager
+async def generating(
+    service: Service, wanted: Wanted[Any], prompts: Sequence[Sequence[int]], *, prefix: str
+) -> AsyncIterator[Generation]:
+    """Submit the prompts; on leaving, for whatever reason, nothing of them runs on.
+
+    Raises RequestError and QueueFull if one of them is not accepted; then none is.
+    """
+    body, params = wanted.body, wanted.params
+    if len(prompts) * params.n > MAX_SEQUENCES:
+        raise RequestError(
+            f"{len(prompts)} prompts with n = {params.n} are {len(prompts) * params.n} sequences; "
+            f"one request may have {MAX_SEQUENCES}",
+            "prompt" if params.n == 1 else "n",
+        )
+    own_id = uuid.uuid4().hex
+    generation = Generation(
+        f"{prefix}-{body.request_id or own_id}", service.served_name(body.model), service.engine.numerics, params.n
+    )
+    with service.running.registered({generation.id, body.request_id or generation.id}, generation.abort):
+        try:
+            for index, prompt in enumerate(prompts):
+                generation.add(await _submit(service, wanted, prompt, f"{prefix}-{own_id}-{index}"))
+            yield generation
+        finally:
+            generation.close()
+
+
+async def _submit(service: Service, wanted: Wanted[Any], prompt: Sequence[int], request_id: str) -> RequestStream:
+    body = wanted.body
+    try:
+        return await service.engine.submit(
+            prompt, wanted.params, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt
+        )
+    except RequestError as error:
+        raise wanted.respelt(error) from None

@@ -1,0 +1,67 @@
+"""What is served, and whether it is well: models, health, version; and the abort of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline import __version__
+from paceline.api.openai.errors import ApiError
+from paceline.api.openai.json_text import to_json
+from paceline.api.openai.requests import MAX_SEQUENCES, AbortBody
+from paceline.api.openai.service import Service
+from paceline.sampling_params import MAX_CHOICES, MAX_STOP_STRINGS
+
+
+def list_models(service: Service) -> Response:
+    models = [_model(service, name) for name in service.model_names]
+    return Response(to_json({"object": "list", "data": models}), media_type="application/json")
+
+
+def show_model(service: Service, name: str) -> Response:
+    return Response(to_json(_model(service, service.served_name(name))), media_type="application/json")
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.engine.created,
+        "owned_by": "paceline",
+        "root": service.model_names[0],
+        "parent": None,
+        "max_model_len": service.engine.max_model_len,
+    }
+
+
+def health(service: Service) -> Response:
+    """200 while the engine can take requests. Raises ApiError 503 once it cannot."""
+    if not service.engine.is_healthy:
+        raise ApiError(503, "the engine does not run", code="unhealthy")
+    return Response(to_json({"status": "ok"}), media_type="application/json")
+
+
+def version(service: Service) -> Response:
+    """The version, and the limits that a request meets."""
+    answer = {
+        "version": __version__,
+        "numerics": service.engine.numerics,
+        "limits": {
+            "max_model_len": service.engine.max_model_len,
+            "max_n": MAX_CHOICES,
+            "max_logprobs": service.engine.max_logprobs,
+            "max_stop_strings": MAX_STOP_STRINGS,
+            "max_sequences": MAX_SEQUENCES,
+            "max_body_bytes": service.config.max_body_bytes,
+        },
+    }
+    return Response(to_json(answer), media_type="application/json")
+
+
+async def abort(service: Service, request: Request) -> Response:
+    """End a request that runs or waits; its answer gets the finish reason ``abort``. Unknown ids are no error."""
+    body = AbortBody.model_validate(await service.read_object(request))
+    answer = {"request_id": body.request_id, "aborted": service.running.abort(body.request_id)}
+    return Response(to_json(answer), media_type="application/json")

@@ -1,0 +1,90 @@
+"""Prompts and conversations in a body, turned into token ids.
+
+Tokenising and templates run on another thread: a long prompt must not hold up everyone's streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.api.openai.requests import MAX_SEQUENCES, ChatBody, TokenizeBody
+from paceline.api.openai.service import Service
+from paceline.errors import RequestError
+from paceline.text.stand_ins import strings_in
+
+Prompt = str | list[int]
+
+
+def split_prompts(prompt: Any) -> list[Prompt]:
+    """The prompts in a completion's ``prompt``: a text, texts, token ids, or lists of token ids.
+
+    Raises RequestError for anything else, mixtures and empty prompts included.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise _not_a_prompt()
+    if all(_is_id(item) for item in prompt):
+        return [prompt]
+    if len(prompt) > MAX_SEQUENCES:
+        raise RequestError(f"prompt may hold {MAX_SEQUENCES} prompts, not {len(prompt)}", "prompt")
+    if all(isinstance(item, str) for item in prompt):
+        return prompt
+    if all(isinstance(item, list) and all(_is_id(token) for token in item) for item in prompt):
+        return prompt
+    raise _not_a_prompt()
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _not_a_prompt() -> RequestError:
+    return RequestError(
+        "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids", "prompt"
+    )
+
+
+async def encode_texts(
+    service: Service, prompts: Sequence[Prompt], *, add_special: bool | None, parse_special: bool | None
+) -> list[list[int]]:
+    """Ids of raw prompts; None is the default, true, for both. Raises RequestError (``prompt``)."""
+    engine, parse = service.engine, parse_special is not False
+
+    def encode(prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            _check_size(service, len(prompt.encode()), "prompt")
+            if add_special is False:
+                return list(engine.tokenizer.encode(prompt, add_special=False, parse_special=parse))
+        return engine.encode_prompt(prompt, parse_special=parse, param="prompt")
+
+    return await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
+
+
+async def encode_messages(service: Service, body: ChatBody | TokenizeBody) -> list[int]:
+    """Ids of a conversation, through the model's template. Raises RequestError naming the field."""
+    continues = bool(body.continue_final_message)
+
+    def encode() -> list[int]:
+        _check_size(service, sum(len(text.encode()) for text in strings_in(body.messages)), "messages")
+        return service.engine.encode_chat(
+            body.messages,
+            add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+            continue_final_message=continues,
+            template_kwargs=body.chat_template_kwargs or {},
+        )
+
+    return await asyncio.to_thread(encode)
+
+
+def _check_size(service: Service, num_bytes: int, param: str) -> None:
+    """Tokenising megabytes takes seconds: what cannot fit is refused before."""
+    # The exact limit takes a look at every token, so most texts are not measured by it.
+    if num_bytes > service.engine.max_model_len and num_bytes > service.max_prompt_bytes:
+        raise RequestError(
+            f"{param} is a text of {num_bytes} bytes, but the context holds {service.engine.max_model_len} tokens "
+            f"of together {service.max_prompt_bytes} bytes at most",
+            param,
+        )

@@ -1,0 +1,228 @@
+"""The bodies that the routes accept.
+
+Types are checked here, strictly: a boolean is no number and "5" is not 5. Ranges are checked where the values are
+used, by :class:`~paceline.sampling_params.SamplingParams` and the engine. For every optional field null is the same as
+absent.
+Fields that are not listed are ignored, but for those in :mod:`~paceline.api.openai.unsupported`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from paceline.errors import RequestError
+from paceline.sampling_params import SamplingParams
+
+MAX_REQUEST_ID_CHARS = 128
+MAX_SEQUENCES = 1024
+"""Prompts times choices of one HTTP request, at most."""
+
+_TEXT, _ID = {"type": "string"}, {"type": "integer"}
+
+
+def _list_of(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+# Fields of a form that is checked where they are used; these are the schemas of the OpenAPI document.
+_Stop = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT), {"type": "null"}]})]
+_Words = Annotated[Any, WithJsonSchema({"anyOf": [_list_of(_TEXT), {"type": "null"}]})]
+_Ids = Annotated[Any, WithJsonSchema({"anyOf": [_list_of(_ID), {"type": "null"}]})]
+_Bias = Annotated[Any, WithJsonSchema({"type": ["object", "null"], "additionalProperties": {"type": "number"}})]
+_Messages = Annotated[Any, WithJsonSchema(_list_of({"type": "object"}))]
+_Prompt = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT), _list_of(_ID), _list_of(_list_of(_ID))]})]
+_SWITCH = {"type": ["boolean", "null"]}
+_Options = Annotated[
+    dict[str, Any] | None,
+    WithJsonSchema(
+        {"type": ["object", "null"], "properties": {"include_usage": _SWITCH, "continuous_usage_stats": _SWITCH}}
+    ),
+]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Body):
+    """``include_usage`` adds a last chunk with the usage; ``continuous_usage_stats`` adds it to every chunk too."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(Body):
+    """What chat and plain completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _Options = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: _Stop = None
+    stop_token_ids: _Ids = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    bad_words: _Words = None
+    logit_bias: _Bias = None
+    allowed_token_ids: _Ids = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
+    request_id: Annotated[str | None, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)] = None
+    priority: Annotated[int | None, Field(ge=-(2**31), le=2**31 - 1)] = None
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=1024)] = None
+
+
+class ChatBody(GenerationBody):
+    """``POST /v1/chat/completions``."""
+
+    messages: _Messages
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(GenerationBody):
+    """``POST /v1/completions``."""
+
+    prompt: _Prompt
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool | None = None
+
+
+class TokenizeBody(Body):
+    """``POST /tokenize``: either ``prompt`` or ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: _Messages = None
+    add_special_tokens: bool | None = None
+    parse_special: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: Annotated[Any, WithJsonSchema(_list_of(_ID))]
+
+
+class AbortBody(Body):
+    """``POST /v1/abort``: the ``request_id`` that the caller gave, or the ``id`` of the answer."""
+
+    request_id: str
+
+
+SAMPLING_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
+    "logit_bias", "allowed_token_ids", "prompt_logprobs", "skip_special_tokens", "truncate_prompt_tokens",
+)  # fmt: skip
+
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(Generic[BodyT]):
+    """A checked body and what it comes to. ``spelt`` says what the caller calls a parameter of ``params``."""
+
+    body: BodyT
+    params: SamplingParams
+    options: StreamOptions
+    spelt: Mapping[str, str]
+
+    def respelt(self, error: RequestError) -> RequestError:
+        """The same error with the field as the caller spelt it."""
+        return _respelt(error, self.spelt)
+
+
+def wanted(
+    body: BodyT,
+    defaults: Mapping[str, Any],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    scores: bool,
+    echoed_logprobs: int | None = None,
+    spelt: Mapping[str, str],
+) -> Wanted[BodyT]:
+    """Check what routes have in common.
+
+    Args:
+        defaults: the model's sampling defaults, for parameters that the body does not give.
+        max_tokens: the route's default.
+        logprobs: what the body asks for, however it says that.
+        scores: the body asks for the prompt back, so an answer without new tokens makes sense.
+        echoed_logprobs: likeliest tokens to be shown with an echoed prompt, beside ``prompt_logprobs``.
+        spelt: names of the route's own for parameters.
+
+    Raises RequestError.
+    """
+    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    if body.max_completion_tokens is not None:
+        max_tokens = body.max_completion_tokens
+        spelt = {**spelt, "max_tokens": "max_completion_tokens"}
+    elif body.max_tokens is not None:
+        max_tokens = body.max_tokens
+    if echoed_logprobs is not None:
+        given["prompt_logprobs"] = _more(echoed_logprobs, given.get("prompt_logprobs"))
+    try:
+        params = SamplingParams(**{**defaults, **given, "max_tokens": max_tokens, "logprobs": logprobs})
+        if params.max_tokens == 0 and not scores:
+            raise RequestError("max_tokens must be at least 1, unless the prompt is to be scored", "max_tokens")
+    except RequestError as error:
+        raise _respelt(error, spelt) from None
+    if body.best_of is not None and body.best_of != params.n:
+        raise RequestError(f"best_of must equal n ({params.n}) or be absent, not {body.best_of}", "best_of")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs is not supported with stream: true", "prompt_logprobs")
+    return Wanted(body, params, _stream_options(body), spelt)
+
+
+def _more(first: int, second: int | None) -> int:
+    """The larger of two numbers of likeliest tokens, of which -1 is all."""
+    if second is None:
+        return first
+    return -1 if -1 in (first, second) else max(first, second)
+
+
+def _respelt(error: RequestError, spelt: Mapping[str, str]) -> RequestError:
+    if error.param is None or error.param not in spelt:
+        return error
+    name, message = spelt[error.param], str(error)
+    return RequestError(re.sub(rf"^{error.param}\b", name, message), name)
+
+
+def _stream_options(body: GenerationBody) -> StreamOptions:
+    if body.stream_options is None:
+        return StreamOptions()
+    if not body.stream:
+        raise RequestError("stream_options is only for stream: true", "stream_options")
+    return StreamOptions.model_validate(body.stream_options)

@@ -1,0 +1,96 @@
+"""What the routes share: the engine, the settings, the names of the model, and the requests that run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from paceline.api.openai.errors import ApiError
+from paceline.api.openai.json_text import parse_object
+from paceline.api.server_config import ServerConfig
+from paceline.errors import RequestError
+
+if TYPE_CHECKING:
+    from paceline.engine.service import AsyncEngine
+
+
+class Running:
+    """The requests in flight, by every name under which a caller may abort them."""
+
+    def __init__(self) -> None:
+        self._aborts: dict[str, Callable[[], None]] = {}
+
+    @contextmanager
+    def registered(self, names: set[str], abort: Callable[[], None]) -> Iterator[None]:
+        """Raises RequestError if a name is taken."""
+        if taken := names & self._aborts.keys():
+            raise RequestError(f"a request with the id {min(taken)!r} is running", "request_id")
+        self._aborts.update(dict.fromkeys(names, abort))
+        try:
+            yield
+        finally:
+            for name in names:
+                del self._aborts[name]
+
+    def abort(self, name: str) -> bool:
+        """End a request; False if there is none of this name. Safe to repeat."""
+        abort = self._aborts.get(name)
+        if abort is None:
+            return False
+        abort()
+        return True
+
+    def abort_all(self) -> None:
+        for abort in list(self._aborts.values()):
+            abort()
+
+
+@dataclass(frozen=True)
+class Service:
+    engine: AsyncEngine
+    config: ServerConfig
+    running: Running = field(default_factory=Running)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self.config.served_model_names or (self.engine.model_name,)
+
+    @cached_property
+    def max_prompt_bytes(self) -> int:
+        """A longer text cannot fit the context: no token covers more bytes than the longest one."""
+        tokenizer = self.engine.tokenizer
+        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+        return self.engine.max_model_len * longest
+
+    def served_name(self, asked: str | None) -> str:
+        """The name that the answer carries. Raises ApiError 404 for a model that is not served."""
+        if asked is None:
+            return self.model_names[0]
+        if asked not in self.model_names:
+            raise unknown_model(asked, self.model_names)
+        return asked
+
+    async def read_object(self, request: Request) -> dict[str, Any]:
+        """The JSON object in the request's body. Raises ApiError 413 and 415, RequestError."""
+        media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise ApiError(415, f"the body must be application/json, not {media_type[:60]!r}")
+        limit = self.config.max_body_bytes
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > limit:
+                raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+        return parse_object(bytes(body))
+
+
+def unknown_model(asked: str, served: tuple[str, ...]) -> ApiError:
+    names = ", ".join(served)
+    return ApiError(
+        404, f"the model {asked[:200]!r} is not served here; there is {names}", param="model", code="model_not_found"
+    )

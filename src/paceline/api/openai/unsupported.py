@@ -1,0 +1,88 @@
+"""Fields that clients of this interface know, and that this server cannot serve: refused rather than ignored.
+
+Every other field that is not ours is ignored, as the interface's own servers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import RequestError
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    # Tools
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "web_search_options": (),
+    # Structured output
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "json_schema": (),
+    "grammar": (),
+    "ebnf": (),
+    "regex": (),
+    "stop_regex": (),
+    # Thinking
+    "reasoning": (),
+    "reasoning_effort": (),
+    "reasoning_max_tokens": (),
+    "thinking_token_budget": (),
+    "enable_thinking": (),
+    "verbosity": (),
+    # Other kinds of input and output
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "moderation": (),
+    "suffix": ("",),
+    "documents": ([],),
+    "prompt_embeds": (),
+    "mm_processor_kwargs": ({},),
+    "mm_hashes": ([],),
+    # Other ways to choose tokens
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "early_stop": (),
+    "bad_words_token_ids": ([],),
+    "logits_processors": ([],),
+    "logits_processors_args": ({},),
+    "vllm_xargs": ({},),
+    "temp_scaled_logprobs": (False,),
+    "top_p_normalized_logprobs": (False,),
+    "include_draft_logprobs": (False,),
+    "include_logprobs_decode_token": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (False,),
+    "max_streaming_response_tokens": (1,),
+    # Other ways to write the prompt
+    "chat_template": (),
+    "disable_chat_template": (False,),
+    "prompt_token_ids": (),
+    "completion_token_ids": (),
+    # Adapters and transfer between engines
+    "lora_request": (),
+    "lora_adapter": (),
+    "lora_path": (),
+    "kv_transfer_params": (),
+    "disaggregate_info": (),
+}
+"""Field to the values that ask for nothing; null is always one of them."""
+
+
+def refuse_unsupported(body: Mapping[str, Any], *, besides: Mapping[str, tuple[Any, ...]] | None = None) -> None:
+    """Raises RequestError naming the first field that asks for what cannot be served. ``besides`` adds fields."""
+    table = {**UNSUPPORTED, **(besides or {})}
+    for name, value in body.items():
+        if name in table and value is not None and value not in table[name]:
+            raise RequestError(f"{name} is not supported", name)
