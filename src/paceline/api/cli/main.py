@@ -86,7 +86,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key", action="append", metavar="KEY", help="require this key (repeatable; also $PACELINE_API_KEY)"
     )
-    group.add_argument("--max-body", type=memory_size, default=32 * 2**20, help="largest request body [32MiB]")
+    group.add_argument("--max-body-bytes", type=memory_size, default=32 * 2**20, help="largest request body [32MiB]")
+    group.add_argument("--ping-interval", type=float, help="seconds of silence after which a stream gets a comment")
+    group.add_argument(
+        "--shutdown-timeout", type=float, default=10.0, help="seconds that running requests have at the end [10]"
+    )
     add_engine_flags(parser)
     _add_log_level(parser, "info")
 
