@@ -16,7 +16,7 @@ TEXTS = [
     "0123456789 ٠١٢٣٤ ०१२३ Ⅷ ½ ²",
     "def f(x):\n    if x > 0:\n\treturn {'a': [1, 2], \"b\": x**2}\n\n\n# end  \n",
     "for (int i = 0; i < n; ++i) { sum += a[i]; } // $x^2 ~ `y` | z\r\n\r\n",
-    "<html>\n  <body class=\"x\">&nbsp;</body>\n</html>",
+    '<html>\n  <body class="x">&nbsp;</body>\n</html>',
     "https://example.org/a/b?c=d&e=%20f#g user@host.example ~/.config/x_y-z.toml",
     "你好，世界！今天天气怎么样？我们去公园吧。",
     "日本語のテキストとカタカナ、ひらがな。ｶﾀｶﾅ",
