@@ -143,4 +143,4 @@ def _split_stops(params: SamplingParams, info: ModelInfo) -> tuple[tuple[str, ..
 
 def _check_candidates(allowed: tuple[int, ...] | None, banned: set[int]) -> None:
     if allowed is not None and set(allowed) <= banned:
-        raise RequestError("bad_words and min_tokens leave none of allowed_token_ids to choose", "allowed_token_ids")
+        raise RequestError("bad_words and min_tokens forbid every one of allowed_token_ids", "allowed_token_ids")
