@@ -12,8 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The default model's GGUF file, in the user's cache; fetched by the first test run on a machine."""
-    from paceline.checkpoint.fetch import DEFAULT_MODEL, resolve_model
-    from paceline.config import read_environment
+    from paceline.checkpoint.fetch import resolve_model
+    from paceline.config import DEFAULT_MODEL, read_environment
 
     environment = read_environment()
     return resolve_model(DEFAULT_MODEL, cache=environment.cache, offline=environment.offline)

@@ -9,6 +9,8 @@ from pathlib import Path
 from paceline.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 32
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""The alias of the model that runs when none is named; ``checkpoint/fetch.py`` knows where it comes from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.checkpoint import fetch
-from paceline.checkpoint.fetch import DEFAULT_MODEL, WheelModel, list_aliases, resolve_model
+from paceline.checkpoint.fetch import WheelModel, list_aliases, resolve_model
+from paceline.config import DEFAULT_MODEL
 from paceline.errors import CheckpointError
 
 CONTENT = b"weights " * 1000

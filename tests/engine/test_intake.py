@@ -52,9 +52,7 @@ def test_choices_have_seeds_of_their_own_and_the_first_has_the_requests() -> Non
 
 
 def test_a_given_seed_is_used_as_it_is() -> None:
-    intake = accept(
-        INFO, (1,), SamplingParams(seed=-5, n=2), request_id="r", seed_source=random.Random(0)
-    )
+    intake = accept(INFO, (1,), SamplingParams(seed=-5, n=2), request_id="r", seed_source=random.Random(0))
     assert intake.requests[0].rules.seed == 2**64 - 5
 
 
@@ -125,7 +123,5 @@ def test_what_the_model_cannot_do_is_refused_by_name(params: dict[str, Any], fie
 
 def test_the_whole_vocabulary_may_be_asked_for_where_that_is_allowed() -> None:
     info = replace(INFO, max_logprobs=-1)
-    intake = accept(
-        info, (1,), SamplingParams(logprobs=-1), request_id="r", seed_source=random.Random(0)
-    )
+    intake = accept(info, (1,), SamplingParams(logprobs=-1), request_id="r", seed_source=random.Random(0))
     assert intake.requests[0].rules.logprobs == -1

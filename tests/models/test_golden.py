@@ -17,6 +17,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.weights import load_model
 from paceline.ops.reference import ReferenceOps
 from paceline.tensors import Array
+from support.batches import make_batch
 from support.naive_twin import naive_logits
 from support.run_model import model_greedy, model_logits
 from support.tiny_models import TINY_MODELS, load_oracle, oracle_logits, random_prompt, save_tiny
@@ -76,6 +77,13 @@ def test_logits_have_the_same_bits_however_the_sequence_is_cut(golden: Golden) -
     whole = model_logits(golden.model, prompt)
     for cuts in ([1], [17], [5, 6, 30], list(range(1, LENGTH))):
         assert np.array_equal(model_logits(golden.model, prompt, cuts), whole)
+
+
+def test_a_batch_without_tokens_is_legal(golden: Golden) -> None:
+    model = golden.model
+    hidden = model.forward(make_batch([], 16), model.ops.make_kv(model.kv_layout, 1, 16))
+    assert hidden.shape == (0, model.spec.hidden_size)
+    assert model.logits(hidden).shape == (0, model.spec.vocab_size)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

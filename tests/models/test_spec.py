@@ -272,6 +272,12 @@ def test_gemma_files_follow_the_familys_pattern() -> None:
     assert spec.norm_offset == 0.0
     assert spec.attention_scale == (96 / 4) ** -0.5
     assert gguf_spec({**gemma, "gemma3.block_count": 7}).attention_scale == 32**-0.5
+    without = gguf_spec({key: value for key, value in gemma.items() if "window" not in key})
+    assert {layer.window for layer in without.layers} == {0}
+
+
+def test_a_window_that_the_family_does_not_use_is_left_alone() -> None:
+    assert gguf_spec({**GGUF, "llama.attention.sliding_window": 16}) == gguf_spec(GGUF)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,9 @@ class LiveServer:
         """Send a request and do not wait for the answer."""
         data = json.dumps(fields).encode()
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
         connection.sendall(head.encode() + data)
         return connection
 

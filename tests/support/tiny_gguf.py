@@ -88,6 +88,13 @@ def _add_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel, architecture:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
 
+    # Tokens that spell nothing: llama.cpp does not open a file without a tokenizer.
+    writer.add_tokenizer_model("llama")
+    tokens = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(3, config.vocab_size - 1)), "<0x0A>"]
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    writer.add_token_types([2, 3, 3] + [1] * (len(tokens) - 4) + [6])
+
     rope = config.rope_parameters
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)

@@ -220,6 +220,8 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """One prompt as a list of one: a text, a dict, or a list of token ids."""
     if isinstance(prompts, str | Mapping) or _is_list_of(prompts, int):
         return [cast(Prompt, prompts)]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts are one prompt or a list of them, not {type(prompts).__name__}", "prompt")
     return cast(Sequence[Prompt], prompts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import signal
 import socket
@@ -23,9 +24,12 @@ from paceline.api.openai.errors import ApiError, error_response
 from paceline.api.openai.routes import openai_routes
 from paceline.api.openai.service import Service
 from paceline.api.server_config import ServerConfig
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.engine.service import AsyncEngine
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["ServerConfig", "build_app", "run_server"]
 
@@ -68,19 +72,25 @@ def run_server(engine: AsyncEngine, config: ServerConfig) -> None:
     """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
 
     After the first one no connection is accepted any more. What runs may finish within ``shutdown_timeout``; the rest
-    is ended with the finish reason ``abort``. Logging is left to the caller.
+    is ended with the finish reason ``abort``. Logging is left to the caller. Raises ConfigError if it cannot listen.
     """
+    listener = _listen(config)
     app = build_app(engine, config)
     settings = uvicorn.Config(
         app,
-        host=config.host,
-        port=config.port,
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + FAREWELL_SECONDS,
     )
-    listener = settings.bind_socket()
     _Server(settings, app.state.service).run(sockets=[listener])
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.host}, port {config.port}: {error.strerror or error}") from None
 
 
 class _Server(uvicorn.Server):
@@ -94,6 +104,13 @@ class _Server(uvicorn.Server):
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            where = f"[{host}]" if ":" in host else host
+            logger.info("serving %s on http://%s:%d", ", ".join(self._service.model_names), where, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         patience = self._service.config.shutdown_timeout

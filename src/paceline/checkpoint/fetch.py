@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.hub import fetch_from_hub, parse_hub_name
+from paceline.config import DEFAULT_MODEL
 from paceline.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ def accept(
     bias = params.logit_bias or {}
     check_token_ids("logit_bias", tuple(bias), info)
     bad_words = bad_word_ids(info.tokenizer, params.bad_words or ())
-    _check_candidates(allowed, {word[0] for word in bad_words if len(word) == 1})
+    ends = {*eos, *stop_ids, *stop_names} if params.min_tokens else set()
+    _check_candidates(allowed, {word[0] for word in bad_words if len(word) == 1} | ends)
     seed = seed_source.getrandbits(64) if params.seed is None else params.seed % 2**64
     requests = []
     for index in range(params.n):
@@ -142,4 +143,4 @@ def _split_stops(params: SamplingParams, info: ModelInfo) -> tuple[tuple[str, ..
 
 def _check_candidates(allowed: tuple[int, ...] | None, banned: set[int]) -> None:
     if allowed is not None and set(allowed) <= banned:
-        raise RequestError("bad_words forbid every one of allowed_token_ids", "allowed_token_ids")
+        raise RequestError("bad_words and min_tokens forbid every one of allowed_token_ids", "allowed_token_ids")

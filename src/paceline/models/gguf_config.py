@@ -25,7 +25,8 @@ class GgufFamily:
 
     Attributes:
         rope_style: how the rows of queries and keys lie in the file, which is not always as in safetensors.
-        window_pattern: one layer in so many sees everything if there is a sliding window; 0 means that none does.
+        window_pattern: one layer in so many sees everything, the others have the file's window. 0 means that no layer
+            has one, even where the file names its width: so do llama.cpp's models of these architectures.
         local_theta: base of the rotation in sliding layers, if it is one of their own.
         scaled_embedding: token vectors are multiplied by the square root of the width.
         shared_scale_layers: the model of so many layers scales its scores by the hidden width shared among the heads,
@@ -56,10 +57,9 @@ def read_gguf_spec(checkpoint: Checkpoint, architecture: str, family: GgufFamily
     head_dim = _head_dim(keys)
     vocab_size = _vocab_size(checkpoint, hidden_size)
     full, local = _read_ropes(checkpoint, keys, family, head_dim)
-    window = keys.integer("attention.sliding_window", low=0) if keys.has("attention.sliding_window") else 0
+    window, pattern = _window(keys, family)
     layers = tuple(
-        LayerSpec(window, local) if window and _slides(i, keys, family) else LayerSpec(0, full)
-        for i in range(num_layers)
+        LayerSpec(window, local) if window and (i + 1) % pattern else LayerSpec(0, full) for i in range(num_layers)
     )
     shared_scale = num_layers == family.shared_scale_layers
     ends = {token for key in _END_KEYS for token in tokenizer.token_ids(key, vocab_size)}
@@ -119,10 +119,12 @@ def _head_dim(keys: Fields) -> int:
     return head_dim
 
 
-def _slides(layer: int, keys: Fields, family: GgufFamily) -> bool:
-    if not family.window_pattern:
-        return True
-    return (layer + 1) % keys.integer("attention.sliding_window_pattern", family.window_pattern) != 0
+def _window(keys: Fields, family: GgufFamily) -> tuple[int, int]:
+    """The width of the sliding window, 0 for none, and the pattern of the layers that have it."""
+    if not family.window_pattern or not keys.has("attention.sliding_window"):
+        return 0, 1
+    window = keys.integer("attention.sliding_window", low=0)
+    return window, keys.integer("attention.sliding_window_pattern", family.window_pattern)
 
 
 def _read_ropes(checkpoint: Checkpoint, keys: Fields, family: GgufFamily, head_dim: int) -> tuple[RopeSpec, RopeSpec]:

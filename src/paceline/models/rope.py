@@ -9,14 +9,21 @@ import numpy as np
 from paceline.models.spec import RopeSpec
 from paceline.ops.api import RopeTable
 
+POSITIONS_AT_ONCE = 4096
+"""Rows of a table that are in memory in float64 at a time: contexts may be of a million tokens."""
+
 
 def build_rope_table(spec: RopeSpec, max_positions: int) -> RopeTable:
     """Cosines and sines of positions 0 .. max_positions - 1, computed in float64 and rounded once to float32."""
     frequencies = _frequencies(spec.theta, spec.dim)
     if spec.divisors:
         frequencies = frequencies / np.asarray(spec.divisors)
-    angles = np.arange(max_positions)[:, None] * frequencies
-    return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), spec.style)
+    cos, sin = (np.empty((max_positions, len(frequencies)), np.float32) for _ in range(2))
+    for first in range(0, max_positions, POSITIONS_AT_ONCE):
+        positions = np.arange(first, min(first + POSITIONS_AT_ONCE, max_positions))
+        angles = positions[:, None] * frequencies
+        cos[positions], sin[positions] = np.cos(angles), np.sin(angles)
+    return RopeTable(cos, sin, spec.style)
 
 
 def linear_divisors(factor: float, dim: int) -> tuple[float, ...]:

@@ -86,7 +86,7 @@ class Embedding(Protocol):
 
 
 class KvStore(Protocol):
-    """Keys and values of all layers in blocks of ``block_size`` tokens; the inner format belongs to the implementation."""
+    """Keys and values of all layers in blocks of ``block_size`` tokens; the implementation owns the inner format."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -106,7 +106,7 @@ class Ops(Protocol):
     # ---- weights: once, at load
 
     def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> Linear:
-        """Pack matrices [N_i, K], stacked along N, and as many biases [N_i] (or none). Raises ValueError if K differs."""
+        """Pack matrices [N_i, K], stacked along N, and as many biases [N_i] or none. Raises ValueError if K differs."""
 
     def pack_embedding(self, table: RawTensor) -> Embedding:
         """Prepare a [V, H] table for :meth:`embed`."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from paceline.dequantize import to_float32
 from paceline.ops import reference_sampling
@@ -106,13 +106,17 @@ class ReferenceOps:
     """See :class:`paceline.ops.api.Ops` for each operation's contract."""
 
     def __init__(self) -> None:
+        libraries = ThreadpoolController()
         # Once and for the whole process: entering and leaving a limit around every product would cost more than the
         # product. Nothing else here uses BLAS.
-        threadpool_limits(limits=1, user_api="blas")
+        libraries.limit(limits=1, user_api="blas")
+        # The kernels that BLAS picked for this processor, where it tells: they decide the order of its sums.
+        kernels = {library["architecture"] for library in libraries.info() if "architecture" in library}
+        self._numerics = " ".join(["reference-f32/1", f"numpy-{np.__version__}", *sorted(kernels)])
 
     @property
     def numerics(self) -> str:
-        return "reference-f32/1"
+        return self._numerics
 
     # ---- weights
 

@@ -32,7 +32,7 @@ def encode_chat(
     """
     variables = dict(template_kwargs or {})
     options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-    clash = {"tools", *options} & variables.keys()
+    clash = {"messages", "tools", *options} & variables.keys()
     if clash:
         raise RequestError(f"chat_template_kwargs cannot set {min(clash)!r}", "chat_template_kwargs")
     try:

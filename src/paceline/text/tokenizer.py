@@ -124,22 +124,23 @@ class Tokenizer:
         names = sorted((self._added[token] for token in self.special_ids), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
-    def continuation(self, text: str) -> list[int]:
-        """The tokens of a text that follows another one directly, with no space between them."""
+    def spellings(self, word: str) -> tuple[list[int], list[int]]:
+        """The tokens of a word that follows other text directly, and those of one that follows a space."""
+        alone = self.encode(word, add_special=False)
         if not self._parts.strips_space:
-            return self.encode(text, add_special=False)
+            return alone, self.encode(" " + word, add_special=False)
         # Such a tokenizer puts a space before every text, so let it be before something else.
         anchor = self.encode("\n", add_special=False)
-        joined = self.encode("\n" + text, add_special=False)
-        return joined[len(anchor) :] if joined[: len(anchor)] == anchor else self.encode(text, add_special=False)
+        joined = self.encode("\n" + word, add_special=False)
+        return joined[len(anchor) :] if joined[: len(anchor)] == anchor else alone, alone
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
         self._backend.encode_special_tokens = not parse_special
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
-            broken = ord(text[error.start])
-            raise RequestError(f"the text holds half a surrogate pair (U+{broken:04X} at {error.start})") from None
+        except TypeError:  # all that the library says of a string that is not valid Unicode
+            at = next(i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff")
+            raise RequestError(f"the text holds half a surrogate pair (U+{ord(text[at]):04X} at {at})") from None
         if parse_special:
             return ids
         if self._never_plain.isdisjoint(ids):
@@ -156,9 +157,6 @@ class Tokenizer:
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The sequences of tokens that spell these words, each with and without a space before it; no sequence twice."""
-    sequences: dict[tuple[int, ...], None] = {}
-    for word in words:
-        for spelt in (word, " " + word):
-            sequences[tuple(tokenizer.continuation(spelt))] = None
+    sequences = {tuple(ids): None for word in words for ids in tokenizer.spellings(word)}
     sequences.pop((), None)
     return tuple(sequences)

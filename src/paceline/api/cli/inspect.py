@@ -36,7 +36,7 @@ def inspect(args: argparse.Namespace) -> int:
     except CheckpointError as error:
         print(f"tokenizer: {error}")
         return 1
-    source = None if template is None else template.source
+    source = None if template is None else template.sources
     _print_table(_text_rows(tokenizer, spec, source))
     if args.template and source is not None:
         print(f"\n{source}")

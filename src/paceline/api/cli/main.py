@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from paceline import __version__
 from paceline.api.cli.flags import Parser, add_engine_flags, memory_size
+from paceline.config import DEFAULT_MODEL
 from paceline.errors import CheckpointError, ConfigError, RequestError
 
-DEFAULT_ALIAS = "smollm2-135m-instruct"
-MODEL_HELP = f"folder, .gguf file, alias or Hugging Face name [{DEFAULT_ALIAS}]"
+MODEL_HELP = f"folder, .gguf file, alias or Hugging Face name [{DEFAULT_MODEL}]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,9 +49,9 @@ def build_parser() -> Parser:
     )
     _add_serve(commands.add_parser("serve", help="serve the OpenAI API", description="Serve a model over HTTP."))
     pull = commands.add_parser("pull", help="fetch a model", description="Fetch a model and print where it is.")
-    pull.add_argument("model", nargs="?", default=DEFAULT_ALIAS, help=MODEL_HELP)
+    pull.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=MODEL_HELP)
     inspect = commands.add_parser("inspect", help="describe a model", description="Describe a model's files.")
-    inspect.add_argument("model", nargs="?", default=DEFAULT_ALIAS, help=MODEL_HELP)
+    inspect.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=MODEL_HELP)
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
     inspect.add_argument("--template", action="store_true", help="print the whole chat template")
     for command in (pull, inspect):
@@ -78,7 +78,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default=DEFAULT_ALIAS, help=MODEL_HELP)
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=MODEL_HELP)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="[127.0.0.1]")
     group.add_argument("--port", type=int, default=8000, help="[8000]; 0 takes a free one")
@@ -86,7 +86,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key", action="append", metavar="KEY", help="require this key (repeatable; also $PACELINE_API_KEY)"
     )
-    group.add_argument("--max-body", type=memory_size, default=32 * 2**20, help="largest request body [32MiB]")
+    group.add_argument("--max-body-bytes", type=memory_size, default=32 * 2**20, help="largest request body [32MiB]")
+    group.add_argument("--ping-interval", type=float, help="seconds of silence after which a stream gets a comment")
+    group.add_argument(
+        "--shutdown-timeout", type=float, default=10.0, help="seconds that running requests have at the end [10]"
+    )
     add_engine_flags(parser)
     _add_log_level(parser, "info")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.api.cli.flags import engine_config
 from paceline.api.llm import LLM
+from paceline.config import DEFAULT_MODEL
 from paceline.engine.load import load_engine
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
@@ -36,18 +37,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_and_prompt(args: argparse.Namespace) -> tuple[str, str | None]:
-    from paceline.api.cli.main import DEFAULT_ALIAS
-
     words = args.model_and_prompt
     if len(words) > 2:
         raise RequestError(f"expected [MODEL] PROMPT, got {len(words)} words: put quotes around the prompt", "prompt")
     if args.chat:
-        return (words[0] if words else DEFAULT_ALIAS), (words[1] if len(words) == 2 else None)
+        return (words[0] if words else DEFAULT_MODEL), (words[1] if len(words) == 2 else None)
     if len(words) == 2:
         return words[0], words[1]
     if words:
-        return DEFAULT_ALIAS, words[0]
-    return DEFAULT_ALIAS, None if sys.stdin.isatty() else sys.stdin.read()
+        return DEFAULT_MODEL, words[0]
+    return DEFAULT_MODEL, None if sys.stdin.isatty() else sys.stdin.read()
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, Any]]:

@@ -18,7 +18,9 @@ def serve(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         api_keys=keys,
-        max_body_bytes=args.max_body,
+        max_body_bytes=args.max_body_bytes,
+        ping_interval=args.ping_interval,
+        shutdown_timeout=args.shutdown_timeout,
         served_model_names=tuple(args.served_model_name or (args.model,)),
     )
     run_server(AsyncEngine(load_engine(config), seed=config.seed), server)

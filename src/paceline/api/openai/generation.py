@@ -123,8 +123,9 @@ async def generating(
 ) -> AsyncIterator[Generation]:
     """Submit the prompts; on leaving, for whatever reason, nothing of them runs on.
 
-    Raises RequestError and QueueFull if one of them is not accepted; then none is.
+    Raises RequestError and QueueFull if one of them is not accepted (then none is), ApiError 503 for a dead engine.
     """
+    service.check_healthy()
     body, params = wanted.body, wanted.params
     if len(prompts) * params.n > MAX_SEQUENCES:
         raise RequestError(

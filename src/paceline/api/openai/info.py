@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.api.openai.errors import ApiError
 from paceline.api.openai.json_text import to_json
 from paceline.api.openai.requests import MAX_SEQUENCES, AbortBody
 from paceline.api.openai.service import Service
@@ -38,8 +37,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 def health(service: Service) -> Response:
     """200 while the engine can take requests. Raises ApiError 503 once it cannot."""
-    if not service.engine.is_healthy:
-        raise ApiError(503, "the engine does not run", code="unhealthy")
+    service.check_healthy()
     return Response(to_json({"status": "ok"}), media_type="application/json")
 
 
