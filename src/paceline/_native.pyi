@@ -81,3 +81,41 @@ class Cpu:
         softcap: float,
         out: FloatArray,
     ) -> None: ...
+    def edit_logits(
+        self,
+        logits: FloatArray,
+        vocab_size: int,
+        allowed_rows: IntArray,
+        allowed_bits: Array,
+        bias_starts: IntArray,
+        bias_ids: IntArray,
+        bias_values: FloatArray,
+        seen_starts: IntArray,
+        seen_ids: IntArray,
+        seen_counts: IntArray,
+        repetition: FloatArray,
+        frequency: FloatArray,
+        presence: FloatArray,
+        banned_starts: IntArray,
+        banned_ids: IntArray,
+    ) -> None: ...
+    def choose(
+        self,
+        logits: FloatArray,
+        temperature: FloatArray,
+        top_k: IntArray,
+        top_p: FloatArray,
+        min_p: FloatArray,
+        seeds: Array,
+        positions: IntArray,
+        chosen: IntArray,
+    ) -> None: ...
+    def top_logprobs(
+        self,
+        logits: FloatArray,
+        chosen: IntArray,
+        chosen_values: FloatArray,
+        ranks: IntArray,
+        top_ids: IntArray,
+        top_values: FloatArray,
+    ) -> None: ...

@@ -9,8 +9,10 @@ from paceline import _native
 from paceline.dequantize import to_float32
 from paceline.ops.api import Activation, RopeStyle, RopeTable
 from paceline.ops.cpu import CpuOps
-from paceline.tensors import Array, Encoding, FloatArray, Heads, KvLayout, RawTensor
+from paceline.ops.reference import ReferenceOps
+from paceline.tensors import Array, ChoiceControls, Encoding, FloatArray, Heads, KvLayout, RawTensor
 from support.batches import Span, make_batch
+from support.choosing import controls
 from support.raw_tensors import random_tensor
 
 LEVELS = _native.levels()
@@ -241,3 +243,37 @@ def test_many_threads_give_the_bits_of_one(rng: np.random.Generator) -> None:
     results = [ops.linear(x, ops.pack_linear([raw])) for ops in (CpuOps(1), CpuOps(2), CpuOps(5), CpuOps(16))]
     for result in results[1:]:
         assert np.array_equal(result, results[0])
+
+
+# ---- the choice of tokens, over a real vocabulary's width
+
+
+def random_controls(rng: np.random.Generator, count: int) -> ChoiceControls:
+    return controls(
+        count,
+        temperature=rng.choice([0.5, 1, 2], count),
+        top_k=rng.choice([0, 0, 5, 300], count),
+        top_p=rng.choice([1, 1, 0.5, 0.95], count),
+        min_p=rng.choice([0, 0, 0.05], count),
+        seeds=rng.integers(2**64, size=count, dtype=np.uint64),
+        positions=rng.integers(1000, size=count),
+    )
+
+
+def test_choices_and_logprobs_are_equal_on_every_instruction_set(rng: np.random.Generator) -> None:
+    logits = rng.normal(0, 3, (40, 49_155)).astype(np.float32)
+    how = random_controls(rng, 40)
+    results = {}
+    for level in LEVELS:
+        ops = CpuOps(2, level)
+        chosen = ops.choose(logits, how)
+        scored = ops.top_logprobs(logits, chosen, 20)
+        results[level] = np.concatenate([chosen.astype(np.float32), scored.chosen, scored.top_values.reshape(-1)])
+    assert_equal_on_all_levels(results)
+
+
+@pytest.mark.parametrize("spread", [0.1, 3, 12])
+def test_looking_only_at_contenders_chooses_what_looking_at_all_does(rng: np.random.Generator, spread: float) -> None:
+    logits = rng.normal(0, spread, (30, 49_155)).astype(np.float32)
+    how = random_controls(rng, 30)
+    assert CpuOps(2).choose(logits, how).tolist() == ReferenceOps().choose(logits, how).tolist()

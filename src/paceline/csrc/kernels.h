@@ -81,6 +81,15 @@ inline int64_t attention_scratch(int rows, int head_dim) {
   return rows * (kKeyTile + 2 * width + 4 * 16 + 16);
 }
 
+constexpr int kNoiseTile = 1024;  // tokens whose noise is looked at together
+
+// The largest number of a row and the first place where it stands.
+struct RowPeak {
+  float value;
+  int index;
+  bool has_nan;
+};
+
 enum class RopePairs { halves, neighbours };
 enum class Gate { silu, gelu_tanh };
 
@@ -104,6 +113,18 @@ struct Kernels {
   void (*softcap)(float* x, float cap, int64_t count);
   void (*write_kv)(const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows, int rows);
   void (*attention)(const AttentionTask& task);
+
+  RowPeak (*find_peak)(const float* x, int count);
+  // z = (x - peak) / temperature, mass = e^z
+  void (*scale_row)(const float* x, int count, float peak, float temperature, float* z, float* mass);
+  // 16 float lanes over tiles of 1024, the tiles' sums in double, ascending
+  double (*sum_row)(const float* x, int count);
+  int (*count_at_least)(const float* x, int count, float bound);
+  // Ascending ids; returns how many. `ids` has room for all.
+  int (*collect_at_least)(const float* x, int count, float bound, int32_t* ids);
+  // Those of ids first .. first + count - 1 (at most kNoiseTile) whose uniform number u, cut to 24 bits, has
+  // 1 - u <= mass * factor. `row` is the row's hash (ops/noise.py).
+  int (*collect_contenders)(const float* mass, int first, int count, uint64_t row, float factor, int32_t* ids);
 };
 
 }  // namespace paceline

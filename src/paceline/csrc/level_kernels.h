@@ -19,5 +19,11 @@ void gated_activation(const float* gate_up, Gate gate, int rows, int width, floa
 void softcap(float* x, float cap, int64_t count);
 void write_kv(const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows, int rows);
 void attention(const AttentionTask& task);
+RowPeak find_peak(const float* x, int count);
+void scale_row(const float* x, int count, float peak, float temperature, float* z, float* mass);
+double sum_row(const float* x, int count);
+int count_at_least(const float* x, int count, float bound);
+int collect_at_least(const float* x, int count, float bound, int32_t* ids);
+int collect_contenders(const float* mass, int first, int count, uint64_t row, float factor, int32_t* ids);
 
 }  // namespace paceline::PACELINE_LEVEL

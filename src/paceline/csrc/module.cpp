@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "choice.h"
 #include "encodings.h"
 #include "levels.h"
 #include "operations.h"
@@ -31,6 +32,9 @@ using FloatRowsOut = Array<float, 2>;
 using Ints = Array<const int32_t, 1>;
 using IntRows = Array<const int32_t, 2>;
 using Bytes = Array<const uint8_t, 1>;
+using IntsOut = Array<int32_t, 1>;
+using FloatsOut = Array<float, 1>;
+using IntRowsOut = Array<int32_t, 2>;
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
@@ -58,6 +62,19 @@ void require_range(const char* name, const int32_t* numbers, int64_t count, int6
     throw std::invalid_argument(std::string(name) + " " + std::to_string(static_cast<int32_t>(largest)) +
                                 " is outside 0 .. " + std::to_string(limit - 1));
   }
+}
+
+// Lists of token ids by row: starts [rows + 1], and as many ids as the last one says.
+void require_lists(const char* name, const Ints& starts, const Ints& ids, int64_t rows, int64_t width) {
+  require_length("starts", starts, rows + 1);
+  require(starts.data()[0] == 0, std::string(name) + "_starts must begin with 0");
+  for (int64_t r = 0; r < rows; ++r) {
+    require(starts.data()[r] <= starts.data()[r + 1], std::string(name) + "_starts must ascend");
+  }
+  // More ids than the rows use are checked too.
+  const int64_t count = static_cast<int64_t>(ids.shape(0));
+  require(starts.data()[rows] <= count, std::string(name) + "_ids are fewer than " + name + "_starts say");
+  require_range((std::string("token id outside the vocabulary: ") + name + " id").c_str(), ids.data(), count, width);
 }
 
 struct Embedding {
@@ -267,6 +284,66 @@ class Cpu {
     paceline::attention(machine_, qkv.data(), shape, kv, spans, scale, window, softcap, out.data());
   }
 
+  void edit_logits(const FloatRowsOut& logits, int vocab_size, const Ints& allowed_rows,
+                   const Array<const uint32_t, 2>& allowed_bits, const Ints& bias_starts, const Ints& bias_ids,
+                   const Floats& bias_values, const Ints& seen_starts, const Ints& seen_ids, const Ints& seen_counts,
+                   const Floats& repetition, const Floats& frequency, const Floats& presence, const Ints& banned_starts,
+                   const Ints& banned_ids) {
+    const int64_t rows = static_cast<int64_t>(logits.shape(0)), width = static_cast<int64_t>(logits.shape(1));
+    require(vocab_size >= 0, "vocab_size must not be negative");
+    require_range("allowed row", allowed_rows.data(), static_cast<int64_t>(allowed_rows.shape(0)), rows);
+    if (allowed_rows.shape(0) > 0) {
+      require_shape("allowed_bits", allowed_bits, static_cast<int64_t>(allowed_rows.shape(0)), (width + 31) / 32);
+    }
+    require_lists("bias", bias_starts, bias_ids, rows, width);
+    require_length("bias_values", bias_values, static_cast<int64_t>(bias_ids.shape(0)));
+    require_lists("seen", seen_starts, seen_ids, rows, width);
+    require_length("seen_counts", seen_counts, static_cast<int64_t>(seen_ids.shape(0)));
+    require_lists("banned", banned_starts, banned_ids, rows, width);
+    require_length("repetition", repetition, rows);
+    require_length("frequency", frequency, rows);
+    require_length("presence", presence, rows);
+    const EditLists edits{vocab_size,          allowed_rows.data(),  static_cast<int>(allowed_rows.shape(0)),
+                          allowed_bits.data(), (width + 31) / 32,    bias_starts.data(),
+                          bias_ids.data(),     bias_values.data(),   seen_starts.data(),
+                          seen_ids.data(),     seen_counts.data(),   repetition.data(),
+                          frequency.data(),    presence.data(),      banned_starts.data(),
+                          banned_ids.data()};
+    const Turn turn(turn_);
+    paceline::edit_logits(machine_, logits.data(), rows, static_cast<int>(width), edits);
+  }
+
+  void choose(const FloatRows& logits, const Floats& temperature, const Ints& top_k, const Floats& top_p,
+              const Floats& min_p, const Array<const uint64_t, 1>& seeds, const Ints& positions, const IntsOut& chosen) {
+    const int64_t rows = static_cast<int64_t>(logits.shape(0));
+    require_length("temperature", temperature, rows);
+    require_length("top_k", top_k, rows);
+    require_length("top_p", top_p, rows);
+    require_length("min_p", min_p, rows);
+    require_length("seeds", seeds, rows);
+    require_length("positions", positions, rows);
+    require_length("chosen", chosen, rows);
+    const ChoiceRules rules{temperature.data(), top_k.data(), top_p.data(), min_p.data(), seeds.data(), positions.data()};
+    const Turn turn(turn_);
+    paceline::choose(machine_, logits.data(), rows, static_cast<int>(logits.shape(1)), rules, chosen.data());
+  }
+
+  void top_logprobs(const FloatRows& logits, const Ints& chosen, const FloatsOut& chosen_values, const IntsOut& ranks,
+                    const IntRowsOut& top_ids, const FloatRowsOut& top_values) {
+    const int64_t rows = static_cast<int64_t>(logits.shape(0)), width = static_cast<int64_t>(logits.shape(1));
+    const int64_t k = static_cast<int64_t>(top_ids.shape(1));
+    require_length("chosen", chosen, rows);
+    require_range("token id outside the vocabulary: chosen id", chosen.data(), rows, width);
+    require_length("chosen_values", chosen_values, rows);
+    require_length("ranks", ranks, rows);
+    require_shape("top_ids", top_ids, rows, k);
+    require_shape("top_values", top_values, rows, k);
+    require(k <= width, "k must not exceed the width");
+    const Turn turn(turn_);
+    paceline::top_logprobs(machine_, logits.data(), rows, static_cast<int>(width), chosen.data(), static_cast<int>(k),
+                           chosen_values.data(), ranks.data(), top_ids.data(), top_values.data());
+  }
+
  private:
   // Held while an operation runs: no interpreter lock, and the scratch memory for oneself.
   class Turn {
@@ -398,7 +475,19 @@ NB_MODULE(_native, m) {
       .def("attention", &Cpu::attention, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("kv"), nb::arg("layer"),
            nb::arg("span_starts").noconvert(), nb::arg("context_lens").noconvert(),
            nb::arg("block_tables").noconvert(), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"),
-           nb::arg("out").noconvert());
+           nb::arg("out").noconvert())
+      .def("edit_logits", &Cpu::edit_logits, nb::arg("logits").noconvert(), nb::arg("vocab_size"),
+           nb::arg("allowed_rows").noconvert(), nb::arg("allowed_bits").noconvert(), nb::arg("bias_starts").noconvert(),
+           nb::arg("bias_ids").noconvert(), nb::arg("bias_values").noconvert(), nb::arg("seen_starts").noconvert(),
+           nb::arg("seen_ids").noconvert(), nb::arg("seen_counts").noconvert(), nb::arg("repetition").noconvert(),
+           nb::arg("frequency").noconvert(), nb::arg("presence").noconvert(), nb::arg("banned_starts").noconvert(),
+           nb::arg("banned_ids").noconvert())
+      .def("choose", &Cpu::choose, nb::arg("logits").noconvert(), nb::arg("temperature").noconvert(),
+           nb::arg("top_k").noconvert(), nb::arg("top_p").noconvert(), nb::arg("min_p").noconvert(),
+           nb::arg("seeds").noconvert(), nb::arg("positions").noconvert(), nb::arg("chosen").noconvert())
+      .def("top_logprobs", &Cpu::top_logprobs, nb::arg("logits").noconvert(), nb::arg("chosen").noconvert(),
+           nb::arg("chosen_values").noconvert(), nb::arg("ranks").noconvert(), nb::arg("top_ids").noconvert(),
+           nb::arg("top_values").noconvert());
 }
 
 }  // namespace paceline

@@ -24,6 +24,12 @@ const Kernels table = {
     softcap,
     write_kv,
     attention,
+    find_peak,
+    scale_row,
+    sum_row,
+    count_at_least,
+    collect_at_least,
+    collect_contenders,
 };
 
 }  // namespace paceline::PACELINE_LEVEL

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline import _native
-from paceline.ops import reference_sampling
 from paceline.ops.api import Activation, RopeStyle, RopeTable
 from paceline.tensors import (
     Batch,
@@ -53,7 +52,7 @@ class CpuOps:
 
     @property
     def numerics(self) -> str:
-        # The instruction set is not named: all of them give the same bits.
+        # The instruction set is not named: all of them give the same bits (docs/numerics.md).
         return f"cpu-kv-bf16{'-' if self._quantization else ''}{self._quantization}/{NUMERICS_VERSION}"
 
     # ---- weights
@@ -154,13 +153,33 @@ class CpuOps:
     # ---- the choice of tokens
 
     def edit_logits(self, logits: FloatArray, edits: LogitEdits) -> None:
-        reference_sampling.edit_logits(logits, edits)
+        self._cpu.edit_logits(
+            logits, edits.vocab_size, edits.allowed_rows, edits.allowed_bits,
+            edits.bias_starts, edits.bias_ids, edits.bias_values,
+            edits.seen_starts, edits.seen_ids, edits.seen_counts,
+            edits.repetition, edits.frequency, edits.presence,
+            edits.banned_starts, edits.banned_ids,
+        )  # fmt: skip
 
     def choose(self, logits: FloatArray, controls: ChoiceControls) -> IntArray:
-        return reference_sampling.choose(logits, controls)
+        chosen = np.empty(len(logits), np.int32)
+        self._cpu.choose(
+            logits, controls.temperature, controls.top_k, controls.top_p, controls.min_p,
+            controls.seeds, controls.positions, chosen,
+        )  # fmt: skip
+        return chosen
 
     def top_logprobs(self, logits: FloatArray, chosen: IntArray, k: int) -> TopLogprobs:
-        return reference_sampling.top_logprobs(logits, chosen, k)
+        num_rows, width = logits.shape
+        k = min(k, width)
+        result = TopLogprobs(
+            chosen=np.empty(num_rows, np.float32),
+            ranks=np.empty(num_rows, np.int32),
+            top_ids=np.empty((num_rows, k), np.int32),
+            top_values=np.empty((num_rows, k), np.float32),
+        )
+        self._cpu.top_logprobs(logits, chosen, result.chosen, result.ranks, result.top_ids, result.top_values)
+        return result
 
 
 def _shape(heads: Heads) -> tuple[int, int, int]:

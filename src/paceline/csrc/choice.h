@@ -1,0 +1,38 @@
+// The choice of tokens from rows of logits, one row by one thread.
+#pragma once
+#include <cstdint>
+
+#include "operations.h"
+
+namespace paceline {
+
+// As LogitEdits in tensors.py, which states order and formulas.
+struct EditLists {
+  int vocab_size;
+  const int32_t* allowed_rows;
+  int num_allowed;
+  const uint32_t* allowed_bits;
+  int64_t allowed_words;
+  const int32_t *bias_starts, *bias_ids;
+  const float* bias_values;
+  const int32_t *seen_starts, *seen_ids, *seen_counts;
+  const float *repetition, *frequency, *presence;
+  const int32_t *banned_starts, *banned_ids;
+};
+void edit_logits(Machine& machine, float* logits, int64_t rows, int width, const EditLists& edits);
+
+// As ChoiceControls in tensors.py; ops/api.py states the rules, ops/noise.py the noise.
+struct ChoiceRules {
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+  const uint64_t* seeds;
+  const int32_t* positions;
+};
+void choose(Machine& machine, const float* logits, int64_t rows, int width, const ChoiceRules& rules, int32_t* chosen);
+
+// k is at most the width. A row whose largest logit is not finite, or that has a NaN, gets NaN, rank 0 and ids 0.
+void top_logprobs(Machine& machine, const float* logits, int64_t rows, int width, const int32_t* chosen, int k,
+                  float* chosen_values, int32_t* ranks, int32_t* top_ids, float* top_values);
+
+}  // namespace paceline
