@@ -1,7 +1,7 @@
 // Causal attention over the paged store: one kernel for any number of query tokens.
 //
-// A row is one query head of one token; its keys are [low, high). The keys are visited in tiles of 64 and segments of 1024,
-// both at absolute positions. For each row, whatever other rows share the pass:
+// A row is one query head of one token; its keys are [low, high). The keys are visited in tiles of 64 and segments of
+// 1024, both at absolute positions. For each row, whatever other rows share the pass:
 //   tile:    score = fma chain over the head's elements, * scale, soft cap; new maximum m; p = e^(score - m);
 //            sum (16 lanes) and accumulator are multiplied by e^(old m - m); then the p are added to the sum, and
 //            accumulator = fma(p, value, accumulator) for the keys in ascending order
@@ -30,8 +30,8 @@ struct Row {
 
 static_assert(sizeof(Row) <= 16 * sizeof(float), "attention_scratch leaves that much for it");
 
-// Neighbouring keys that lie in one group of 16 of one block. `start` is the place of the group's first slot in the tile; it
-// is negative where the group began before the tile.
+// Neighbouring keys that lie in one group of 16 of one block. `start` is the place of the group's first slot in the
+// tile; it is negative where the group began before the tile.
 struct Piece {
   int start, end;
   const uint16_t *keys, *values;
@@ -43,8 +43,8 @@ struct Tile {
   Piece pieces[kKeyTile];
 };
 
-// Scores of all slots of G pieces. Slots of the group outside the piece give numbers that the pieces after it write over,
-// or that lie outside the rows' keys and are never looked at.
+// Scores of all slots of G pieces. Slots of the group outside the piece give numbers that the pieces after it write
+// over, or that lie outside the rows' keys and are never looked at.
 template <int R, int G>
 inline void score_pieces(const Row* rows, const Piece* pieces, int head_dim) {
   F32x16 acc[R][G];

@@ -22,7 +22,8 @@ uint64_t mix(uint64_t x) {
 // The best of the tokens seen so far by score + noise; the smaller id among equals.
 class Draw {
  public:
-  Draw(uint64_t seed, int32_t position) : row_(mix(mix(seed + kGolden) + (static_cast<uint64_t>(position) + 1) * kGolden)) {}
+  Draw(uint64_t seed, int32_t position)
+      : row_(mix(mix(seed + kGolden) + (static_cast<uint64_t>(position) + 1) * kGolden)) {}
 
   void add(int32_t id, float z) {
     const uint64_t bits = mix(row_ + (static_cast<uint64_t>(id) + 1) * kGolden);
@@ -51,7 +52,8 @@ struct Workspace {
   explicit Workspace(int width) : z(width), mass(width), ids(width) {}
 };
 
-// Puts the ids of the k largest numbers, at least, at the front of `ids`, in no order; returns how many. x's largest is `peak`.
+// Puts the ids of the k largest numbers, at least, at the front of `ids`, in no order; returns how many. x's largest is
+// `peak`.
 int gather_largest(const Kernels& kernels, const float* x, int width, float peak, int k, int32_t* ids) {
   for (float depth = 4.0f; depth <= 64.0f; depth *= 2.0f) {
     const int found = kernels.collect_at_least(x, width, peak - depth, ids);
@@ -69,8 +71,8 @@ int largest(const Kernels& kernels, const float* x, int width, float peak, int k
   return kept;
 }
 
-// Of all tokens in descending order, those with at most `limit` mass before them. Only those are sorted that lie above a depth
-// where the mass, by a rough count, exceeds the limit; all, if the count was too rough.
+// Of all tokens in descending order, those with at most `limit` mass before them. Only those are sorted that lie above
+// a depth where the mass, by a rough count, exceeds the limit; all, if the count was too rough.
 int nucleus(const Kernels& kernels, Workspace& work, int width, double limit) {
   const float* z = work.z.data();
   const float* mass = work.mass.data();

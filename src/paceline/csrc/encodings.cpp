@@ -79,18 +79,28 @@ void decode_q6_k(const uint8_t* block, float* out) {
 
 void decode_block(Encoding encoding, const uint8_t* block, float* out) {
   switch (encoding) {
-    case Encoding::F32: out[0] = read<float>(block); return;
-    case Encoding::F16: out[0] = read_half(block); return;
-    case Encoding::BF16: out[0] = bf16_to_float(read<uint16_t>(block)); return;
-    case Encoding::Q5_0: return decode_q5(block, false, out);
-    case Encoding::Q5_1: return decode_q5(block, true, out);
+    case Encoding::F32:
+      out[0] = read<float>(block);
+      return;
+    case Encoding::F16:
+      out[0] = read_half(block);
+      return;
+    case Encoding::BF16:
+      out[0] = bf16_to_float(read<uint16_t>(block));
+      return;
+    case Encoding::Q5_0:
+      return decode_q5(block, false, out);
+    case Encoding::Q5_1:
+      return decode_q5(block, true, out);
     case Encoding::Q8_0: {
       const float scale = read_half(block);
       for (int j = 0; j < 32; ++j) out[j] = scale * static_cast<int8_t>(block[2 + j]);
       return;
     }
-    case Encoding::Q5_K: return decode_q5_k(block, out);
-    case Encoding::Q6_K: return decode_q6_k(block, out);
+    case Encoding::Q5_K:
+      return decode_q5_k(block, out);
+    case Encoding::Q6_K:
+      return decode_q6_k(block, out);
     case Encoding::Q4_0: {
       const NibbleGroup group = nibble_group(encoding, block, 0);
       for (int j = 0; j < 32; ++j) out[j] = group.scale * (group.codes[j] - 8);

@@ -1,5 +1,5 @@
-// What each instruction set offers: plain functions over pointers and sizes, each run by one thread over its share of the
-// outputs. Nothing here knows of threads, arrays of Python, or models. docs/kernels.md draws the layouts.
+// What each instruction set offers: plain functions over pointers and sizes, each run by one thread over its share of
+// the outputs. Nothing here knows of threads, arrays of Python, or models. docs/kernels.md draws the layouts.
 #pragma once
 #include <cstdint>
 
@@ -26,8 +26,8 @@ static_assert(sizeof(Int8Group) == 544 && sizeof(Int4Group) == 320, "no padding"
 // where sums are of the quants and scaled_sums are scale * sum.
 constexpr int kQuantizedRecord = kGroup + 12;  // bytes for each row
 
-// The weights of `panels` panels and where their outputs go. out points at the first panel's column of the block's first
-// row; the last panel may have fewer than 16 outputs. bias (or null) is padded to whole panels.
+// The weights of `panels` panels and where their outputs go. out points at the first panel's column of the block's
+// first row; the last panel may have fewer than 16 outputs. bias (or null) is padded to whole panels.
 struct PanelRange {
   const void* weights;
   int64_t panel_bytes;
@@ -44,9 +44,9 @@ struct HeadShape {
   int num_q, num_kv, head_dim;
 };
 
-// Keys and values of one layer. A block holds, for each key head, first the keys: [size / 16, rounded up][head_dim / 2][16][2]
-// (two neighbouring elements of 16 tokens), then the values: [size][value_words] words, in which a word w of a run of 16 holds
-// elements 32 r + w (low half) and 32 r + 16 + w (high half). All bf16.
+// Keys and values of one layer. A block holds, for each key head, first the keys: [size / 16, rounded up][head_dim /
+// 2][16][2] (two neighbouring elements of 16 tokens), then the values: [size][value_words] words, in which a word w of
+// a run of 16 holds elements 32 r + w (low half) and 32 r + 16 + w (high half). All bf16.
 struct KvView {
   uint16_t* data;
   int64_t block_stride;  // in elements, between blocks
@@ -73,9 +73,10 @@ struct AttentionTask {
   int window;
   float* scratch;  // attention_scratch(tokens * group, head_dim) floats
 };
-constexpr int kKeyTile = 64;           // keys that are visited together, at absolute positions
-constexpr int kKeySegment = 1024;      // keys of one running softmax; segments merge in ascending order
-constexpr int kAttentionTileRows = 16;  // (token, head) rows that share a pass over the keys, unless the group is larger
+constexpr int kKeyTile = 64;       // keys that are visited together, at absolute positions
+constexpr int kKeySegment = 1024;  // keys of one running softmax; segments merge in ascending order
+constexpr int kAttentionTileRows =
+    16;  // (token, head) rows that share a pass over the keys, unless the group is larger
 inline int64_t attention_scratch(int rows, int head_dim) {
   const int64_t width = (head_dim + 31) / 32 * 32;
   return rows * (kKeyTile + 2 * width + 4 * 16 + 16);

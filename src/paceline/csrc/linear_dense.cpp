@@ -104,9 +104,12 @@ void choose_rows(const float* x, int64_t stride, int rows, int inputs, const Pan
 
 void linear_dense(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range) {
   switch (type) {
-    case DenseType::f32: return choose_rows<Float32, kDenseRows>(x, stride, rows, inputs, range);
-    case DenseType::f16: return choose_rows<Float16, kDenseRows>(x, stride, rows, inputs, range);
-    case DenseType::bf16: return choose_rows<BFloat16, kDenseRows>(x, stride, rows, inputs, range);
+    case DenseType::f32:
+      return choose_rows<Float32, kDenseRows>(x, stride, rows, inputs, range);
+    case DenseType::f16:
+      return choose_rows<Float16, kDenseRows>(x, stride, rows, inputs, range);
+    case DenseType::bf16:
+      return choose_rows<BFloat16, kDenseRows>(x, stride, rows, inputs, range);
   }
 }
 

@@ -6,8 +6,8 @@
 namespace paceline::PACELINE_LEVEL {
 namespace {
 
-// One row's group: scale = largest magnitude / 127, quants rounded to nearest even. A group with an infinity or a NaN gets a NaN
-// scale, so that it spoils its own row and no other; one below 2^-100 counts as zero.
+// One row's group: scale = largest magnitude / 127, quants rounded to nearest even. A group with an infinity or a NaN
+// gets a NaN scale, so that it spoils its own row and no other; one below 2^-100 counts as zero.
 void quantize_group(const float* x, int count, int8_t* quants, float& scale, float& scaled_sum, int32_t& sum) {
   const F32x16 a = load_first(x, count < kLanes ? count : kLanes);
   const F32x16 b = count > kLanes ? load_first(x + kLanes, count - kLanes) : zero();

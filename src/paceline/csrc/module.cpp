@@ -49,9 +49,8 @@ void require_shape(const char* name, const A& array, int64_t rows, int64_t colum
 
 template <class A>
 void require_length(const char* name, const A& array, int64_t length) {
-  require(static_cast<int64_t>(array.shape(0)) == length,
-          std::string(name) + " must have " + std::to_string(length) + " entries, not " +
-              std::to_string(array.shape(0)));
+  require(static_cast<int64_t>(array.shape(0)) == length, std::string(name) + " must have " + std::to_string(length) +
+                                                              " entries, not " + std::to_string(array.shape(0)));
 }
 
 void require_range(const char* name, const int32_t* numbers, int64_t count, int64_t limit) {
@@ -205,8 +204,8 @@ class Cpu {
     paceline::qk_norm(machine_, qkv.data(), shape, q_weight.data(), k_weight.data(), eps, rows);
   }
 
-  void rope(const FloatRowsOut& qkv, const std::tuple<int, int, int>& heads, const Ints& positions, const FloatRows& cos,
-            const FloatRows& sin, bool neighbours) {
+  void rope(const FloatRowsOut& qkv, const std::tuple<int, int, int>& heads, const Ints& positions,
+            const FloatRows& cos, const FloatRows& sin, bool neighbours) {
     const HeadShape shape = head_shape(heads);
     const int64_t rows = static_cast<int64_t>(qkv.shape(0));
     const int64_t half = static_cast<int64_t>(cos.shape(1));
@@ -256,8 +255,8 @@ class Cpu {
   }
 
   void attention(const FloatRows& qkv, const std::tuple<int, int, int>& heads, const KvStore& store, int layer,
-                 const Ints& span_starts, const Ints& context_lens, const IntRows& block_tables, float scale, int window,
-                 float softcap, const FloatRowsOut& out) {
+                 const Ints& span_starts, const Ints& context_lens, const IntRows& block_tables, float scale,
+                 int window, float softcap, const FloatRowsOut& out) {
     const HeadShape shape = head_shape(heads);
     const KvView kv = checked_layer(store, layer, shape);
     const int64_t rows = static_cast<int64_t>(qkv.shape(0));
@@ -268,7 +267,8 @@ class Cpu {
                                block_tables.data(), static_cast<int64_t>(block_tables.shape(1))};
     require_length("span_starts", span_starts, spans.count + 1);
     require_length("block_tables", block_tables, spans.count);
-    require(spans.starts[0] == 0 && spans.starts[spans.count] == rows, "span_starts must run from 0 to the rows of qkv");
+    require(spans.starts[0] == 0 && spans.starts[spans.count] == rows,
+            "span_starts must run from 0 to the rows of qkv");
     for (int s = 0; s < spans.count; ++s) {
       const int64_t tokens = static_cast<int64_t>(spans.starts[s + 1]) - spans.starts[s];
       const int64_t context = spans.context_lens[s];
@@ -303,18 +303,19 @@ class Cpu {
     require_length("repetition", repetition, rows);
     require_length("frequency", frequency, rows);
     require_length("presence", presence, rows);
-    const EditLists edits{vocab_size,          allowed_rows.data(),  static_cast<int>(allowed_rows.shape(0)),
-                          allowed_bits.data(), (width + 31) / 32,    bias_starts.data(),
-                          bias_ids.data(),     bias_values.data(),   seen_starts.data(),
-                          seen_ids.data(),     seen_counts.data(),   repetition.data(),
-                          frequency.data(),    presence.data(),      banned_starts.data(),
+    const EditLists edits{vocab_size,          allowed_rows.data(), static_cast<int>(allowed_rows.shape(0)),
+                          allowed_bits.data(), (width + 31) / 32,   bias_starts.data(),
+                          bias_ids.data(),     bias_values.data(),  seen_starts.data(),
+                          seen_ids.data(),     seen_counts.data(),  repetition.data(),
+                          frequency.data(),    presence.data(),     banned_starts.data(),
                           banned_ids.data()};
     const Turn turn(turn_);
     paceline::edit_logits(machine_, logits.data(), rows, static_cast<int>(width), edits);
   }
 
   void choose(const FloatRows& logits, const Floats& temperature, const Ints& top_k, const Floats& top_p,
-              const Floats& min_p, const Array<const uint64_t, 1>& seeds, const Ints& positions, const IntsOut& chosen) {
+              const Floats& min_p, const Array<const uint64_t, 1>& seeds, const Ints& positions,
+              const IntsOut& chosen) {
     const int64_t rows = static_cast<int64_t>(logits.shape(0));
     require_length("temperature", temperature, rows);
     require_length("top_k", top_k, rows);
@@ -323,7 +324,8 @@ class Cpu {
     require_length("seeds", seeds, rows);
     require_length("positions", positions, rows);
     require_length("chosen", chosen, rows);
-    const ChoiceRules rules{temperature.data(), top_k.data(), top_p.data(), min_p.data(), seeds.data(), positions.data()};
+    const ChoiceRules rules{temperature.data(), top_k.data(), top_p.data(),
+                            min_p.data(),       seeds.data(), positions.data()};
     const Turn turn(turn_);
     paceline::choose(machine_, logits.data(), rows, static_cast<int>(logits.shape(1)), rules, chosen.data());
   }
@@ -413,30 +415,32 @@ NB_MODULE(_native, m) {
       .def_prop_ro("nbytes", &PackedLinear::bytes);
 
   nb::class_<Embedding>(m, "Embedding")
-      .def("__init__",
-           [](Embedding* self, const std::string& name, int64_t rows, int width, const Bytes& table) {
-             const Encoding encoding = parse_encoding(name);
-             require(width > 0 && width % block_elements(encoding) == 0,
-                     "rows of " + std::to_string(width) + " do not fill whole blocks of " + name);
-             require_length("the table's data", table, rows * row_bytes(encoding, width));
-             new (self) Embedding{encoding, rows, width, table};
-           },
-           nb::arg("encoding"), nb::arg("rows"), nb::arg("width"), nb::arg("table").noconvert())
+      .def(
+          "__init__",
+          [](Embedding* self, const std::string& name, int64_t rows, int width, const Bytes& table) {
+            const Encoding encoding = parse_encoding(name);
+            require(width > 0 && width % block_elements(encoding) == 0,
+                    "rows of " + std::to_string(width) + " do not fill whole blocks of " + name);
+            require_length("the table's data", table, rows * row_bytes(encoding, width));
+            new (self) Embedding{encoding, rows, width, table};
+          },
+          nb::arg("encoding"), nb::arg("rows"), nb::arg("width"), nb::arg("table").noconvert())
       .def_ro("num_rows", &Embedding::rows)
       .def_ro("width", &Embedding::width)
       .def_prop_ro("nbytes", [](const Embedding& self) { return self.table.shape(0); });
 
   nb::class_<KvStore>(m, "KvStore")
-      .def("__init__",
-           [](KvStore* self, int num_layers, int num_kv, int head_dim, int num_blocks, int block_size) {
-             require(num_layers > 0 && num_blocks >= 0, "a store needs layers, and no negative number of blocks");
-             KvView view = kv_shape(num_kv, head_dim, block_size);
-             const int64_t stride = view.block_stride * num_blocks;
-             Buffer memory(stride * num_layers * static_cast<int64_t>(sizeof(uint16_t)));
-             view.data = reinterpret_cast<uint16_t*>(memory.data());
-             new (self) KvStore{num_layers, num_blocks, stride, view, std::move(memory)};
-           },
-           nb::arg("num_layers"), nb::arg("num_kv"), nb::arg("head_dim"), nb::arg("num_blocks"), nb::arg("block_size"))
+      .def(
+          "__init__",
+          [](KvStore* self, int num_layers, int num_kv, int head_dim, int num_blocks, int block_size) {
+            require(num_layers > 0 && num_blocks >= 0, "a store needs layers, and no negative number of blocks");
+            KvView view = kv_shape(num_kv, head_dim, block_size);
+            const int64_t stride = view.block_stride * num_blocks;
+            Buffer memory(stride * num_layers * static_cast<int64_t>(sizeof(uint16_t)));
+            view.data = reinterpret_cast<uint16_t*>(memory.data());
+            new (self) KvStore{num_layers, num_blocks, stride, view, std::move(memory)};
+          },
+          nb::arg("num_layers"), nb::arg("num_kv"), nb::arg("head_dim"), nb::arg("num_blocks"), nb::arg("block_size"))
       .def_ro("num_blocks", &KvStore::num_blocks)
       .def_prop_ro("block_size", [](const KvStore& self) { return self.view.block_size; })
       .def_prop_ro("nbytes", [](const KvStore& self) { return self.memory.size(); })
@@ -473,9 +477,8 @@ NB_MODULE(_native, m) {
       .def("write_kv", &Cpu::write_kv, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("kv"), nb::arg("layer"),
            nb::arg("kv_rows").noconvert())
       .def("attention", &Cpu::attention, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("kv"), nb::arg("layer"),
-           nb::arg("span_starts").noconvert(), nb::arg("context_lens").noconvert(),
-           nb::arg("block_tables").noconvert(), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"),
-           nb::arg("out").noconvert())
+           nb::arg("span_starts").noconvert(), nb::arg("context_lens").noconvert(), nb::arg("block_tables").noconvert(),
+           nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), nb::arg("out").noconvert())
       .def("edit_logits", &Cpu::edit_logits, nb::arg("logits").noconvert(), nb::arg("vocab_size"),
            nb::arg("allowed_rows").noconvert(), nb::arg("allowed_bits").noconvert(), nb::arg("bias_starts").noconvert(),
            nb::arg("bias_ids").noconvert(), nb::arg("bias_values").noconvert(), nb::arg("seen_starts").noconvert(),

@@ -31,8 +31,8 @@ void over_rows(Machine& machine, int64_t rows, int64_t width, F f) {
 
 int64_t row_width(HeadShape heads) { return static_cast<int64_t>(heads.num_q + 2 * heads.num_kv) * heads.head_dim; }
 
-// Rows in blocks of at most `most`, sizes differing by one; blocks in bands, within which weights are used again from the
-// cache before the next rows are taken up.
+// Rows in blocks of at most `most`, sizes differing by one; blocks in bands, within which weights are used again from
+// the cache before the next rows are taken up.
 struct Blocks {
   static constexpr int64_t kBandRows = 96;
   int64_t rows, blocks, bands;
@@ -180,7 +180,8 @@ void softcap(Machine& machine, float* x, float cap, int64_t rows, int64_t width)
 void take_rows(Machine& machine, const float* x, const int32_t* rows, int64_t count, int width, float* out) {
   over_rows(machine, count, width, [&](int64_t first, int n) {
     for (int64_t r = first; r < first + n; ++r) {
-      std::memcpy(out + r * width, x + static_cast<int64_t>(rows[r]) * width, sizeof(float) * static_cast<size_t>(width));
+      std::memcpy(out + r * width, x + static_cast<int64_t>(rows[r]) * width,
+                  sizeof(float) * static_cast<size_t>(width));
     }
   });
 }
@@ -220,8 +221,8 @@ void attention(Machine& machine, const float* qkv, HeadShape heads, const KvView
   const int64_t stride = row_width(heads);
   const int64_t out_stride = static_cast<int64_t>(heads.num_q) * heads.head_dim;
 
-  // Heads are cut first, then tokens by cost: item i of the line [head][tile] belongs to the thread in whose share of the
-  // total cost it begins.
+  // Heads are cut first, then tokens by cost: item i of the line [head][tile] belongs to the thread in whose share of
+  // the total cost it begins.
   const auto work = [&](int thread) {
     const Share mine = share_of(cost * heads.num_kv, threads, thread);
     for (int head = 0; head < heads.num_kv; ++head) {

@@ -1,4 +1,5 @@
-// The operations over whole arrays: how each is divided among the threads. Pointers and sizes only, checked by the caller.
+// The operations over whole arrays: how each is divided among the threads. Pointers and sizes only, checked by the
+// caller.
 #pragma once
 #include <cstdint>
 

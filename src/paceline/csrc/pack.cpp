@@ -19,25 +19,32 @@ Form form_of(Encoding encoding, Quantization quantization) {
   switch (encoding) {
     case Encoding::Q4_0:
     case Encoding::Q4_1:
-    case Encoding::Q4_K: return Form::int4;
+    case Encoding::Q4_K:
+      return Form::int4;
     case Encoding::F32:
     case Encoding::F16:
     case Encoding::BF16:
       if (quantization == Quantization::int8) return Form::int8;
       if (quantization == Quantization::int4) return Form::int4;
       return encoding == Encoding::F32 ? Form::f32 : encoding == Encoding::F16 ? Form::f16 : Form::bf16;
-    default: return Form::int8;
+    default:
+      return Form::int8;
   }
 }
 
 int64_t panel_bytes(Form form, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
   switch (form) {
-    case Form::f32: return inputs * kPanel * 4;
-    case Form::f16: return inputs * kPanel * 2;
-    case Form::bf16: return (inputs + inputs % 2) * kPanel * 2;
-    case Form::int8: return groups * static_cast<int64_t>(sizeof(Int8Group));
-    case Form::int4: return groups * static_cast<int64_t>(sizeof(Int4Group));
+    case Form::f32:
+      return inputs * kPanel * 4;
+    case Form::f16:
+      return inputs * kPanel * 2;
+    case Form::bf16:
+      return (inputs + inputs % 2) * kPanel * 2;
+    case Form::int8:
+      return groups * static_cast<int64_t>(sizeof(Int8Group));
+    case Form::int4:
+      return groups * static_cast<int64_t>(sizeof(Int4Group));
   }
   return 0;
 }
@@ -179,11 +186,16 @@ void Buffer::Free::operator()(uint8_t* p) const { std::free(p); }
 
 const char* form_name(Form form) {
   switch (form) {
-    case Form::f32: return "f32";
-    case Form::f16: return "f16";
-    case Form::bf16: return "bf16";
-    case Form::int8: return "int8-g32";
-    case Form::int4: return "int4-g32";
+    case Form::f32:
+      return "f32";
+    case Form::f16:
+      return "f16";
+    case Form::bf16:
+      return "bf16";
+    case Form::int8:
+      return "int8-g32";
+    case Form::int4:
+      return "int4-g32";
   }
   return "";
 }

@@ -58,8 +58,8 @@ struct PackedLinear {
 enum class Quantization { none, int8, int4 };
 
 // Stacks the parts; neighbours of one form share a section. Dense parts keep their precision unless `quantization` says
-// otherwise. Q4_0, Q4_1 and Q4_K become int4, Q8_0 int8, all others int8 with new scales. bias is null or has as many numbers as
-// there are outputs. Throws std::invalid_argument if a scale does not fit float16.
+// otherwise. Q4_0, Q4_1 and Q4_K become int4, Q8_0 int8, all others int8 with new scales. bias is null or has as many
+// numbers as there are outputs. Throws std::invalid_argument if a scale does not fit float16.
 PackedLinear pack_linear(const std::vector<Part>& parts, int inputs, const float* bias, Quantization quantization,
                          ThreadPool& pool);
 

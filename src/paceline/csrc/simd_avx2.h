@@ -135,9 +135,7 @@ inline Bytes64 low_nibbles(Bytes64 a) {
   const __m256i m = _mm256_set1_epi8(15);
   return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
 }
-inline Bytes64 high_nibbles(Bytes64 a) {
-  return low_nibbles({_mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4)});
-}
+inline Bytes64 high_nibbles(Bytes64 a) { return low_nibbles({_mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4)}); }
 
 // A product of nibble and int8 is at most 15 * 127; the 16 that meet in one 16-bit lane over a group stay below 2^15.
 struct NibbleSum {

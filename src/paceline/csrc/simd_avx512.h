@@ -64,9 +64,7 @@ inline void load_bf16_pairs(const uint16_t* p, F32x16& low, F32x16& high) {
   low = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
   high = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
-inline void store_i8(int8_t* p, I32x16 a) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
-}
+inline void store_i8(int8_t* p, I32x16 a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
 inline void store_i32(int32_t* p, I32x16 a) { _mm512_storeu_si512(p, a); }
 
 // ---- integer dots: 16 outputs in the 32-bit lanes, 4 inputs in the bytes of a lane
@@ -78,9 +76,7 @@ inline Bytes64 broadcast_word(const int8_t* p) {
   return _mm512_set1_epi32(word);
 }
 inline Bytes64 low_nibbles(Bytes64 a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
-inline Bytes64 high_nibbles(Bytes64 a) {
-  return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15));
-}
+inline Bytes64 high_nibbles(Bytes64 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 
 #if defined(__AVX512VNNI__)
 
@@ -109,9 +105,7 @@ struct SignedSum {
 // A product of nibble and int8 is at most 15 * 127; the 16 that meet in one 16-bit lane over a group stay below 2^15.
 struct NibbleSum {
   __m512i sum = _mm512_setzero_si512();
-  void add_product(Bytes64 weights, Bytes64 x) {
-    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(weights, x));
-  }
+  void add_product(Bytes64 weights, Bytes64 x) { sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(weights, x)); }
   I32x16 total() const { return _mm512_madd_epi16(sum, _mm512_set1_epi16(1)); }
 };
 

@@ -32,7 +32,9 @@ inline F32x16 load_first(const float* p, int n) {
   return r;
 }
 inline void store(float* p, F32x16 x) { __builtin_memcpy(p, &x, sizeof x); }
-inline void store_first(float* p, F32x16 x, int n) { __builtin_memcpy(p, &x, sizeof(float) * static_cast<unsigned>(n)); }
+inline void store_first(float* p, F32x16 x, int n) {
+  __builtin_memcpy(p, &x, sizeof(float) * static_cast<unsigned>(n));
+}
 inline F32x16 add(F32x16 a, F32x16 b) { return a + b; }
 inline F32x16 sub(F32x16 a, F32x16 b) { return a - b; }
 inline F32x16 mul(F32x16 a, F32x16 b) { return a * b; }

@@ -58,7 +58,9 @@ void ThreadPool::start(Task task, const void* context) {
   // Sequentially consistent, as is the sleepers' side: either the sleeper sees the new round or we see the sleeper.
   round_.value.store(round);
   if (sleepers_.load() > 0) {
-    { std::lock_guard lock(sleep_); }
+    {
+      std::lock_guard lock(sleep_);
+    }
     wake_.notify_all();
   }
   task(context, 0);

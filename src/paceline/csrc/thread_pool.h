@@ -26,8 +26,8 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Runs f(thread) for thread = 0 .. size - 1, the caller being thread 0, and returns when all have returned. Calls from
-  // several threads of the process take turns. f must not throw.
+  // Runs f(thread) for thread = 0 .. size - 1, the caller being thread 0, and returns when all have returned. Calls
+  // from several threads of the process take turns. f must not throw.
   template <class F>
   void run(const F& f) {
     start([](const void* context, int thread) { (*static_cast<const F*>(context))(thread); }, &f);
