@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from paceline.api.openai.json_text import parse_object
+from paceline.errors import RequestError
 from support.fake_runner import FakeRunner
 from support.live_server import LiveServer, live_server
 from support.small_text import small_engine
@@ -276,6 +278,11 @@ def test_numbers_too_large_for_a_float_are_refused(server: LiveServer) -> None:
 def test_a_body_that_is_too_large_is_refused(server: LiveServer) -> None:
     error = refused(server, PLAIN, {"prompt": "x" * 200_000}, status=413)
     assert "100000" in error["message"]
+
+
+def test_a_body_of_too_many_values_is_refused() -> None:
+    with pytest.raises(RequestError, match="1500000 commas"):
+        parse_object(b'{"prompt": [' + b"1," * 1_500_000 + b"1]}")
 
 
 def test_a_body_of_another_kind_is_refused(server: LiveServer) -> None:

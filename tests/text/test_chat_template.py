@@ -72,6 +72,7 @@ def test_loops_know_where_they_are() -> None:
         "{% for a in range(10**5) %}{% for b in range(10**5) %}x{% endfor %}{% endfor %}",
         "{% for a in range(10**5) %}{% for b in range(10**5) if false %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% set r = range(10**5) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
         "{% for n in range(9) recursive %}{{ loop(range(9)) if loop.depth < 20 }}{% endfor %}",
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,19 @@ def test_tokens_have_their_exact_bytes(tmp_path: Path) -> None:
     assert all(tokenizer.token_bytes(token) == b"" for token in (-1, tokenizer.vocab_size, 2**40))
     parts = [token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\xf0"]
     assert [tokenizer.token_text(token) for token in parts] == ["\ufffd"]
+
+
+def test_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
+    tokenizer = load(save(tmp_path, byte_level_backend(), **BYTE_LEVEL_NAMES))
+    text = "some text <|im_end|> and more " * 50
+
+    def encode(parse_special: bool) -> list[int]:
+        return tokenizer.encode(text, add_special=False, parse_special=parse_special)
+
+    kinds = [bool(index % 2) for index in range(200)]
+    expected = {kind: encode(kind) for kind in (False, True)}
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(encode, kinds)) == [expected[kind] for kind in kinds]
 
 
 def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:

@@ -138,6 +138,17 @@ def test_a_word_of_the_vocabulary_that_is_a_control_token_stays_text() -> None:
     assert tokenizer.decode(plain, skip_special=True) == "STOP"
 
 
+def test_words_of_the_vocabulary_are_taken_whole_where_the_pre_tokenizer_says_so() -> None:
+    for name, whole in (("llama-bpe", True), ("gpt-2", False)):
+        metadata = byte_level_metadata(name)
+        metadata["tokenizer.ggml.tokens"] += ["Zqxj"]  # no merge leads to it
+        metadata["tokenizer.ggml.token_type"] += [NORMAL]
+        tokenizer = read(metadata)
+        ids = tokenizer.encode("Zqxj", add_special=False)
+        assert (ids == [tokenizer.vocab_size - 1]) == whole
+        assert tokenizer.decode(ids, skip_special=True) == "Zqxj"
+
+
 def test_an_unknown_pre_tokenizer_is_refused_with_the_known_ones() -> None:
     with pytest.raises(CheckpointError, match=r"model\.gguf: tokenizer\.ggml\.pre is 'nonsense'.*gpt-2.*tekken"):
         read(byte_level_metadata("nonsense"))

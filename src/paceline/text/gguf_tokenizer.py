@@ -46,9 +46,7 @@ def _byte_level(keys: _Keys) -> TokenizerParts:
         left, _, right = merge.partition(" ")
         if not left or not right:
             raise keys.error("merges", f"holds {merge!r}, which is not two tokens with a space between them")
-        # No text may spell a control token.
-        if left + right not in vocabulary.control:
-            merges.append((left, right))
+        merges.append((left, right))
     backend = _backend(keys, lambda: models.BPE(vocabulary.ids, merges, ignore_merges=pre.whole_words))
     backend.pre_tokenizer = pre.build()
     return _finish(

@@ -13,10 +13,9 @@ from paceline.api.openai.generation import Generation, generating
 from paceline.api.openai.json_text import to_json
 from paceline.api.openai.logprobs import chat_logprobs, prompt_logprobs_by_id
 from paceline.api.openai.prompts import encode_messages
-from paceline.api.openai.requests import ChatBody, Wanted, wanted
+from paceline.api.openai.requests import ChatBody, Wanted, parse_body, wanted
 from paceline.api.openai.service import Service
 from paceline.api.openai.streaming import DONE, EventStream, event, unless_client_leaves
-from paceline.api.openai.unsupported import refuse_unsupported
 from paceline.engine.outputs import ChoiceDelta
 from paceline.errors import RequestError
 
@@ -25,9 +24,7 @@ UNSUPPORTED_IN_CHAT = {"echo": (False,), "add_special_tokens": (False,), "parse_
 
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
-    fields = await service.read_object(request)
-    refuse_unsupported(fields, besides=UNSUPPORTED_IN_CHAT)
-    body = ChatBody.model_validate(fields)
+    body = parse_body(ChatBody, await service.read_object(request), refuse=UNSUPPORTED_IN_CHAT)
     service.served_name(body.model)
     chat = _Chat(service, _wanted(service, body))
     if body.stream:

@@ -21,10 +21,9 @@ from paceline.api.openai.logprobs import (
     prompt_offsets,
 )
 from paceline.api.openai.prompts import Prompt, encode_texts, split_prompts
-from paceline.api.openai.requests import CompletionBody, Wanted, wanted
+from paceline.api.openai.requests import CompletionBody, Wanted, parse_body, wanted
 from paceline.api.openai.service import Service
 from paceline.api.openai.streaming import DONE, EventStream, event, unless_client_leaves
-from paceline.api.openai.unsupported import refuse_unsupported
 from paceline.engine.outputs import ChoiceDelta
 from paceline.text.tokenizer import Tokenizer
 
@@ -39,9 +38,7 @@ KIND = "text_completion"
 
 
 async def create_completion(service: Service, request: Request) -> Response:
-    fields = await service.read_object(request)
-    refuse_unsupported(fields)
-    body = CompletionBody.model_validate(fields)
+    body = parse_body(CompletionBody, await service.read_object(request))
     service.served_name(body.model)
     completion = _Completion(service, _wanted(service, body), split_prompts(body.prompt))
     if body.stream:

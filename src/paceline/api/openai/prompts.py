@@ -26,19 +26,15 @@ def split_prompts(prompt: Any) -> list[Prompt]:
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise _not_a_prompt()
-    if all(_is_id(item) for item in prompt):
+    # Of exactly these types: a boolean is no token id.
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
         return [prompt]
     if len(prompt) > MAX_SEQUENCES:
         raise RequestError(f"prompt may hold {MAX_SEQUENCES} prompts, not {len(prompt)}", "prompt")
-    if all(isinstance(item, str) for item in prompt):
-        return prompt
-    if all(isinstance(item, list) and all(_is_id(token) for token in item) for item in prompt):
+    if kinds == {str} or (kinds == {list} and all(set(map(type, item)) <= {int} for item in prompt)):
         return prompt
     raise _not_a_prompt()
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _not_a_prompt() -> RequestError:

@@ -8,6 +8,7 @@ Fields that are not listed are ignored, but for those in :mod:`~paceline.api.ope
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from paceline.api.openai.unsupported import UNSUPPORTED, refuse_unsupported
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEQUENCES = 1024
@@ -139,6 +143,22 @@ class AbortBody(Body):
     request_id: str
 
 
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def parse_body(
+    kind: type[BodyT], fields: Mapping[str, Any], *, refuse: Mapping[str, tuple[Any, ...]] | None = None
+) -> BodyT:
+    """The body in ``fields``. ``refuse`` lists what this route cannot serve, beside what none can.
+
+    Raises RequestError and pydantic's ValidationError.
+    """
+    refuse_unsupported(fields, besides=refuse)
+    if ignored := fields.keys() - kind.model_fields.keys() - UNSUPPORTED.keys():
+        logger.debug("ignored fields: %s", ", ".join(sorted(ignored))[:200])
+    return kind.model_validate(fields)
+
+
 SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
@@ -146,14 +166,14 @@ SAMPLING_FIELDS = (
 )  # fmt: skip
 
 
-BodyT = TypeVar("BodyT", bound=GenerationBody)
+WantedT = TypeVar("WantedT", bound=GenerationBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(Generic[BodyT]):
+class Wanted(Generic[WantedT]):
     """A checked body and what it comes to. ``spelt`` says what the caller calls a parameter of ``params``."""
 
-    body: BodyT
+    body: WantedT
     params: SamplingParams
     options: StreamOptions
     spelt: Mapping[str, str]
@@ -164,7 +184,7 @@ class Wanted(Generic[BodyT]):
 
 
 def wanted(
-    body: BodyT,
+    body: WantedT,
     defaults: Mapping[str, Any],
     *,
     max_tokens: int | None,
@@ -172,7 +192,7 @@ def wanted(
     scores: bool,
     echoed_logprobs: int | None = None,
     spelt: Mapping[str, str],
-) -> Wanted[BodyT]:
+) -> Wanted[WantedT]:
     """Check what routes have in common.
 
     Args:

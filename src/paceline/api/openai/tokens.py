@@ -10,17 +10,14 @@ from starlette.responses import Response
 from paceline.api.openai.json_text import to_json
 from paceline.api.openai.logprobs import token_name
 from paceline.api.openai.prompts import encode_messages, encode_texts
-from paceline.api.openai.requests import DetokenizeBody, TokenizeBody
+from paceline.api.openai.requests import DetokenizeBody, TokenizeBody, parse_body
 from paceline.api.openai.service import Service
-from paceline.api.openai.unsupported import refuse_unsupported
 from paceline.errors import RequestError
 
 
 async def tokenize(service: Service, request: Request) -> Response:
     """The ids of a raw prompt or of a conversation, as the completions routes would see them."""
-    fields = await service.read_object(request)
-    refuse_unsupported(fields)
-    body = TokenizeBody.model_validate(fields)
+    body = parse_body(TokenizeBody, await service.read_object(request))
     service.served_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
