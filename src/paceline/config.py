@@ -48,7 +48,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     block_size: int = DEFAULT_BLOCK_SIZE
     kv_cache_memory: int | None = None
-    memory_utilization: float = 0.8
+    memory_utilization: float = 0.5
     num_kv_blocks: int | None = None
     enable_prefix_caching: bool = True
     decode_blocks_ahead: int = 0

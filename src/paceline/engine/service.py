@@ -169,10 +169,17 @@ class AsyncEngine:
         """Queue a request. Returns once it is accepted; raises RequestError or QueueFull if it is not."""
         if self._failure is not None or self._thread is None:
             raise RuntimeError(f"the engine does not run: {self._failure or 'not started'}")
-        intake = accept(
-            self._info, prompt_token_ids, params,
-            request_id=request_id, seed_source=self._seeds, priority=priority, cache_salt=cache_salt,
-        )  # fmt: skip
+        # Not on the loop: the tokenizer, which stop strings and bad words need, may be busy with a long prompt.
+        intake = await asyncio.to_thread(
+            accept,
+            self._info,
+            prompt_token_ids,
+            params,
+            request_id=request_id,
+            seed_source=self._seeds,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
         if request_id in self._streams:
             raise RequestError(f"a request with the id {request_id!r} is running", "request_id")
         stream = RequestStream(intake, self.abort)
