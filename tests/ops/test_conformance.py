@@ -22,12 +22,14 @@ from support.raw_tensors import decoded, random_tensor
 
 THREADS = 2
 
-LINEAR_ERROR = {"f32": 1e-6, "f16": 1e-6, "bf16": 6e-3, "int8-g32": 2e-2, "int4-g32": 2e-2}
+LINEAR_ERROR = {"f32": 1e-6, "f16": 1e-6, "bf16": 6e-3, "int8-g32": 2e-4, "int4-g32": 2e-4}
 """Error of a linear layer's products by the form of its weights, as the standard deviation relative to a product.
 
-bf16 has 8 significant bits, for weights and possibly for activations; the integer forms round activations (and the
-weights of finer encodings) to 8 bits of the largest of 32.
+bf16 has 8 significant bits, for weights and possibly for activations; the integer forms round activations to 15 bits of
+the largest of 32.
 """
+STORED_ANEW = {Encoding.Q4_K: 2e-3, Encoding.Q5_0: 2e-2, Encoding.Q5_1: 2e-2, Encoding.Q5_K: 2e-2, Encoding.Q6_K: 2e-2}
+"""Encodings that an implementation may round to one of the integer forms, with the error of that."""
 
 EDGES = (1, 15, 16, 17, 31, 32, 33, 64, 65)
 BLOCK_ENCODINGS = [e for e in Encoding if e.block_elements > 1]
@@ -113,7 +115,8 @@ def test_linear_is_the_product_with_the_decoded_weights(
         packed = ops.pack_linear([raw])
         assert (packed.num_outputs, packed.num_inputs) == (num_outputs, num_inputs)
         assert packed.nbytes > 0
-        assert_linear(ops.linear(x, packed), x, decoded(raw), LINEAR_ERROR[packed.form])
+        anew = 0.0 if packed.form == "f32" else STORED_ANEW.get(encoding, 0.0)
+        assert_linear(ops.linear(x, packed), x, decoded(raw), max(LINEAR_ERROR[packed.form], anew))
 
 
 @pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.F16, Encoding.BF16], ids=lambda e: e.label)
@@ -162,7 +165,7 @@ def test_matrices_of_different_encodings_can_be_stacked(ops: Ops, rng: np.random
         x = normal(rng, 4, 256)
         packed = ops.pack_linear(parts)
         weight = np.concatenate([decoded(part) for part in parts])
-        assert_linear(ops.linear(x, packed), x, weight, max(LINEAR_ERROR.values()))
+        assert_linear(ops.linear(x, packed), x, weight, max(STORED_ANEW.values()))
 
 
 def test_biases_are_added_last(ops: Ops, rng: np.random.Generator) -> None:

@@ -24,7 +24,7 @@ static_assert(sizeof(Int8Group) == 544 && sizeof(Int4Group) == 320, "no padding"
 // Activations quantised by row and group, for a block of R rows: G records of
 //   int8 quants[R][32]; float scales[R]; float scaled_sums[R]; int32 sums[R]
 // where sums are of the quants and scaled_sums are scale * sum.
-constexpr int kQuantizedRecord = kGroup + 12;  // bytes for each row
+constexpr int kQuantizedRecord = 2 * kGroup + 16;  // bytes for each row
 
 // The weights of `panels` panels and where their outputs go. out points at the first panel's column of the block's
 // first row; the last panel may have fewer than 16 outputs. bias (or null) is padded to whole panels.

@@ -171,8 +171,8 @@ struct NibbleSum {
   I32x16 total() const { return sum.total(); }
 };
 
-constexpr int kQuantizedRows = 4;
-constexpr int kDenseRows = 3;
+constexpr int kQuantizedRows = 2;
+constexpr int kDenseRows = 2;
 constexpr int kAttentionRows = 2;
 constexpr int kAttentionVectors = 2;
 
