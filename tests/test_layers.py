@@ -16,7 +16,7 @@ LAYERS = {
     # Layer 0 is errors and, above them, the rest.
     "errors": -1, "sampling_params": 0, "types": 0, "config": 0,
     "core": 1, "tensors": 1,
-    "dequantize": 2,
+    "dequantize": 2, "_native": 2,
     "checkpoint": 3, "ops": 3, "slots": 3,
     "models": 4,
     "sample": 5, "text": 5,
