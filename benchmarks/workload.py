@@ -2,8 +2,8 @@
 
     python benchmarks/workload.py --threads 2 --tests pp512 d1 d8 d32 --repeats 3
 
-Greedy, end of sequence ignored, all requests of a test submitted at once. ``workload.json`` holds the token ids, so that
-every engine can be given the same work:
+Greedy, end of sequence ignored, all requests of a test submitted at once. ``workload.json`` holds the token ids, so
+that every engine can be given the same work:
 
 * pp512, pp2048: one prompt, one new token; prompt tokens per second.
 * d1, d8, d32: that many prompts of 128 tokens, 128 new tokens each; new tokens per second without the prefill, from the
