@@ -19,7 +19,7 @@ from paceline.errors import RequestError
         *[("min_p", v) for v in (-0.1, 1.1, math.nan, None)],
         *[("presence_penalty", v) for v in (-2.1, 2.1, math.inf, "0")],
         *[("frequency_penalty", v) for v in (-2.1, 2.1, math.nan)],
-        *[("repetition_penalty", v) for v in (0, 0.0, -1, math.inf, math.nan)],
+        *[("repetition_penalty", v) for v in (0, 0.0, -1, 1e-38, 9e-4, math.inf, math.nan)],
         *[("seed", v) for v in (2**63, -(2**63) - 1, 1.5, "7", True)],
         *[("max_tokens", v) for v in (-1, 1.5, "9", True)],
         *[("min_tokens", v) for v in (-1, 17, None)],
@@ -28,7 +28,21 @@ from paceline.errors import RequestError
         *[("include_stop_str_in_output", v) for v in (1, "true", None)],
         *[("ignore_eos", v) for v in (0, "false", None)],
         *[("bad_words", v) for v in ("word", [""], [1], ["x"] * 257, ["x" * 257], 7)],
-        *[("logit_bias", v) for v in ([1], {1: 101}, {1: -101}, {1: math.nan}, {"x": 1}, {1.5: 1}, {1: "2"}, {-1: 0})],
+        *[
+            ("logit_bias", v)
+            for v in (
+                [1],
+                {1: 101},
+                {1: -101},
+                {1: math.nan},
+                {"x": 1},
+                {"5": 1, "05": 2},
+                {5: 1, "5": 1},
+                {1.5: 1},
+                {1: "2"},
+                {-1: 0},
+            )
+        ],
         *[("logit_bias", dict.fromkeys(range(1025), 0.0))],
         *[("allowed_token_ids", v) for v in ([], [-1], "1", [1.0])],
         *[("logprobs", v) for v in (-2, 1.0, "1", True)],

@@ -14,6 +14,10 @@ class RequestError(ValueError):
         self.param = param
 
 
+NO_TOKEN_LEFT = "no token is left to choose from: allowed_token_ids and bad_words together forbid every one"
+"""Why a sequence ends that its own rules have led into a corner: the caller's doing, though it shows on the way only."""
+
+
 class CheckpointError(ValueError):
     """A model's files are missing, damaged, or of a kind that is not supported. The message names file and item."""
 

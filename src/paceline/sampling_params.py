@@ -13,6 +13,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_LISTED_IDS = 1024
 MAX_BAD_WORDS = 256
+MIN_REPETITION_PENALTY = 1e-3
+"""Dividing by less would carry ordinary logits out of float32."""
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would only amplify rounding."""
 
@@ -32,7 +34,8 @@ class SamplingParams:
         min_p: 0..1; drop tokens less likely than this share of the likeliest one's probability.
         presence_penalty: -2..2, taken once from tokens present in the output.
         frequency_penalty: -2..2, taken for each occurrence in the output.
-        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens in prompt or output.
+        repetition_penalty: at least 0.001; divides positive and multiplies negative logits of tokens in prompt or
+            output.
         seed: 64-bit integer; None draws one when the request is admitted.
         max_tokens: output tokens at most; None means the rest of the context. 0 only scores the prompt.
         min_tokens: end-of-sequence, stop ids and stop strings cannot end the output before this many tokens.
@@ -81,7 +84,7 @@ class SamplingParams:
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, None, above=True)
+        _number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, None)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**63 - 1)
         if self.max_tokens is not None:
@@ -116,10 +119,10 @@ class SamplingParams:
 def _integer(name: str, value: object, low: int | None, high: int | None) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise RequestError(f"{name} must be an integer, not {_show(value)}", name)
-    _range(name, value, low, high, above=False)
+    _range(name, value, low, high)
 
 
-def _number(name: str, value: object, low: float | None, high: float | None, *, above: bool = False) -> None:
+def _number(name: str, value: object, low: float | None, high: float | None) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise RequestError(f"{name} must be a number, not {_show(value)}", name)
     try:
@@ -128,12 +131,12 @@ def _number(name: str, value: object, low: float | None, high: float | None, *, 
         finite = False
     if not finite:
         raise RequestError(f"{name} must be finite", name)
-    _range(name, value, low, high, above=above)
+    _range(name, value, low, high)
 
 
-def _range(name: str, value: float, low: float | None, high: float | None, *, above: bool) -> None:
-    if low is not None and not (value > low if above else value >= low):
-        raise RequestError(f"{name} must be {'greater than' if above else 'at least'} {low}, not {_show(value)}", name)
+def _range(name: str, value: float, low: float | None, high: float | None) -> None:
+    if low is not None and not value >= low:
+        raise RequestError(f"{name} must be at least {low}, not {_show(value)}", name)
     if high is not None and not value <= high:
         raise RequestError(f"{name} must be at most {high}, not {_show(value)}", name)
 
@@ -192,6 +195,8 @@ def _logit_bias(value: object) -> Mapping[int, float] | None:
     for key, number in value.items():
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 11 else key
         _integer("logit_bias", token, 0, 2**31 - 1)
+        if token in bias:
+            raise RequestError(f"logit_bias names the token {token} twice", "logit_bias")
         _number("logit_bias", number, -100.0, 100.0)
         bias[token] = float(number)
     return bias

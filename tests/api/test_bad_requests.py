@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,7 +57,7 @@ BOTH: list[tuple[str, Any]] = [
     *[("top_k", bad) for bad in [*NOT_A_NUMBER, -2, 1.5]],
     *[("presence_penalty", bad) for bad in [*NOT_A_NUMBER, -2.1, 2.1]],
     *[("frequency_penalty", bad) for bad in [*NOT_A_NUMBER, -2.1, 2.1]],
-    *[("repetition_penalty", bad) for bad in [*NOT_A_NUMBER, 0, -1]],
+    *[("repetition_penalty", bad) for bad in [*NOT_A_NUMBER, 0, -1, 1e-38]],
     *[("seed", bad) for bad in [*NOT_A_NUMBER, 0.5, 2**63, -(2**63) - 1]],
     *[("n", bad) for bad in [*NOT_A_NUMBER, 0, -1, 129, 2.0]],
     *[("max_tokens", bad) for bad in [*NOT_A_NUMBER, -1, 0, 1.0]],
@@ -66,6 +68,7 @@ BOTH: list[tuple[str, Any]] = [
     *[("bad_words", bad) for bad in [5, "x", [1], [""], ["w"] * 257]],
     *[("logit_bias", bad) for bad in [5, [], {"x": 1}, {"1": "2"}, {"1": 101}, {"1": True}, {"259": 1}, {"-1": 1}]],
     ("logit_bias", {"1": 10**400}),
+    ("logit_bias", {"5": 1, "05": 2}),
     ("logit_bias", {str(i): 1 for i in range(1025)}),
     *[("allowed_token_ids", bad) for bad in [[], 5, [259], ["1"], [-1]]],
     *[("prompt_logprobs", bad) for bad in [True, "1", -2, 21, -1]],
@@ -338,3 +341,38 @@ def test_the_small_routes_name_the_field_too(server: LiveServer, path: str, body
     error = refused(server, path, body)
     assert error["param"] == param
     assert param in error["message"]
+
+
+def test_a_template_variable_may_have_any_name(server: LiveServer) -> None:
+    for name in ("self", "cls", "kwargs", "conversation"):
+        reply = server.post(CHAT, messages=[USER], max_tokens=1, chat_template_kwargs={name: 1})
+        assert reply.status == 200, reply.data
+
+
+def test_zero_is_not_false(server: LiveServer) -> None:
+    assert refused(server, PLAIN, {"prompt": "a", "use_beam_search": 0})["param"] == "use_beam_search"
+    assert refused(server, PLAIN, {"prompt": "a", "length_penalty": True})["param"] == "length_penalty"
+
+
+def test_a_path_with_a_slash_too_many_is_not_found(server: LiveServer) -> None:
+    assert refused(server, PLAIN + "/", {"prompt": "a"}, 404)["type"] == "invalid_request_error"
+
+
+def test_rules_that_lead_into_a_corner_are_the_callers_mistake() -> None:
+    with live_server(small_engine()) as live:
+        words = [first + second for first in "ab" for second in "ab"]
+        body = {"prompt": "a", "max_tokens": 9, "allowed_token_ids": [97, 98], "bad_words": words}
+        assert "no token is left" in refused(live, PLAIN, body)["message"]
+        assert live.post(PLAIN, prompt="a", max_tokens=2).status == 200
+
+
+def test_a_client_that_leaves_inside_its_body_is_no_failure_of_ours(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 500\r\n\r\n{"prompt": '
+        )
+    assert server.post(PLAIN, prompt="a", max_tokens=2).status == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from paceline.errors import NO_TOKEN_LEFT
 from paceline.ops.reference import ReferenceOps
 from paceline.sample.sampler import Pick, Sampler
 from paceline.sample.state import SamplerState
@@ -165,7 +166,7 @@ def test_a_row_that_is_not_finite_says_so(rules: TokenRules) -> None:
 
 def test_a_row_with_nothing_left_says_so() -> None:
     rules = replace(GREEDY, allowed_token_ids=(1,), min_tokens=1, eos_token_ids=(1,), logprobs=2)
-    assert pick_alone(rules, [0, 1, 2]) == Pick(None, error="no token is left to choose from")
+    assert pick_alone(rules, [0, 1, 2]) == Pick(None, error=NO_TOKEN_LEFT)
 
 
 def test_a_bad_row_does_not_concern_the_others() -> None:

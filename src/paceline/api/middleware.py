@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.api.openai.errors import ApiError, as_api_error, error_response, internal_error
@@ -57,8 +58,8 @@ class Errors:
 
         try:
             await self._app(scope, receive, watched_send)
-        except ClientGone:
-            pass
+        except (ClientGone, ClientDisconnect):
+            pass  # nobody is there to be told
         except Exception as error:
             if started or scope["type"] != "http":
                 raise

@@ -50,7 +50,9 @@ def build_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
             await engine.stop()
 
     # The framework's own pages about the interface would fetch scripts from elsewhere.
-    app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Paceline", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.service = service
     app.include_router(openai_routes(service))
     app.add_exception_handler(HTTPException, _refusal)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.errors import NO_TOKEN_LEFT
 from paceline.ops.api import Ops
 from paceline.sample.edits import build_edits
 from paceline.sample.logprobs import NOT_FINITE, token_logprobs
@@ -60,7 +61,7 @@ class Sampler:
         if token >= 0:
             return Pick(token)
         nothing_left = bool(np.all(np.isneginf(edited)))
-        return Pick(None, error="no token is left to choose from" if nothing_left else NOT_FINITE)
+        return Pick(None, error=NO_TOKEN_LEFT if nothing_left else NOT_FINITE)
 
     def _edits(self, slots: Sequence[int], width: int) -> LogitEdits:
         state = self._state

@@ -13,7 +13,7 @@ from paceline.api.openai.errors import ApiError
 from paceline.api.openai.requests import MAX_SEQUENCES, StreamOptions, Wanted
 from paceline.api.openai.service import Service
 from paceline.engine.outputs import ChoiceDelta
-from paceline.errors import RequestError
+from paceline.errors import NO_TOKEN_LEFT, RequestError
 from paceline.types import FinishReason
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Generation:
                 raise news
             prompt, delta = news
             if delta.finish_reason is FinishReason.ERROR:
+                if delta.error == NO_TOKEN_LEFT:
+                    raise ApiError(400, NO_TOKEN_LEFT, param="bad_words")
                 raise ApiError(500, delta.error or "the engine gave this request up", code="generation_failed")
             self._completion_tokens += len(delta.token_ids)
             self._num_open -= delta.finish_reason is not None

@@ -84,5 +84,10 @@ def refuse_unsupported(body: Mapping[str, Any], *, besides: Mapping[str, tuple[A
     """Raises RequestError naming the first field that asks for what cannot be served. ``besides`` adds fields."""
     table = {**UNSUPPORTED, **(besides or {})}
     for name, value in body.items():
-        if name in table and value is not None and value not in table[name]:
+        if name in table and value is not None and not _is_one_of(value, table[name]):
             raise RequestError(f"{name} is not supported", name)
+
+
+def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Equal, and of the same kind: 0 is not False, but 1.0 is 1."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)
