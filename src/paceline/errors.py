@@ -15,7 +15,7 @@ class RequestError(ValueError):
 
 
 NO_TOKEN_LEFT = "no token is left to choose from: allowed_token_ids and bad_words together forbid every one"
-"""Why a sequence ends that its own rules have led into a corner: the caller's doing, though it shows on the way only."""
+"""Why a sequence ends that its own rules led into a corner: the caller's doing, though it shows on the way only."""
 
 
 class CheckpointError(ValueError):
