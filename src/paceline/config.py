@@ -5,10 +5,27 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import get_type_hints
 
 from paceline.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 32
+LIMITS: dict[str, tuple[float, float]] = {
+    "max_model_len": (1, 2**31 - 1),
+    "max_num_seqs": (1, 2**16),
+    "max_num_batched_tokens": (1, 2**20),
+    "block_size": (1, 2**12),
+    "kv_cache_memory": (1, 2**50),
+    "memory_utilization": (0.001, 1.0),
+    "num_kv_blocks": (1, 2**31 - 1),
+    "decode_blocks_ahead": (0, 2**12),
+    "max_waiting": (0, 2**31 - 1),
+    "queue_timeout": (0.001, 1e9),
+    "admission_age_limit": (0, 2**31 - 1),
+    "max_logprobs": (-1, 2**31 - 1),
+    "num_threads": (1, 1024),
+}
+"""Smallest and largest value of each numeric setting."""
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """The alias of the model that runs when none is named; ``checkpoint/fetch.py`` knows where it comes from."""
 
@@ -60,21 +77,18 @@ class EngineConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least("max_model_len", self.max_model_len, 1)
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _at_least("block_size", self.block_size, 1)
-        _at_least("kv_cache_memory", self.kv_cache_memory, 1)
-        _at_least("num_kv_blocks", self.num_kv_blocks, 1)
-        _at_least("decode_blocks_ahead", self.decode_blocks_ahead, 0)
-        _at_least("max_waiting", self.max_waiting, 0)
-        _at_least("admission_age_limit", self.admission_age_limit, 0)
-        _at_least("max_logprobs", self.max_logprobs, -1)
-        _at_least("num_threads", self.num_threads, 1)
-        if not 0.0 < self.memory_utilization <= 1.0:
-            raise ConfigError(f"memory_utilization must be above 0 and at most 1, not {self.memory_utilization}")
-        if self.queue_timeout is not None and not self.queue_timeout > 0:
-            raise ConfigError(f"queue_timeout must be above 0 seconds, not {self.queue_timeout}")
+        types = get_type_hints(EngineConfig)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            options = getattr(types[field.name], "__args__", (types[field.name],))
+            # A bool is an int to Python, but True is no number of anything.
+            kinds = (*options, int) if float in options and not isinstance(value, bool) else options
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in options):
+                wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in options)
+                raise ConfigError(f"{field.name} must be {wanted}, not {value!r:.60}")
+            low, high = LIMITS.get(field.name, (None, None))
+            if value is not None and low is not None and high is not None and not low <= value <= high:
+                raise ConfigError(f"{field.name} must be from {low} to {high}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +130,3 @@ def parse_bool(text: str) -> bool:
     if word in ("", "0", "false", "off", "no"):
         return False
     raise ConfigError(f"expected a boolean (1/0, true/false, on/off), not {text!r}")
-
-
-def config_field_names() -> tuple[str, ...]:
-    return tuple(f.name for f in fields(EngineConfig))
-
-
-def _at_least(name: str, value: int | None, low: int) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{name} must be an integer, not {value!r}")
-    if value < low:
-        raise ConfigError(f"{name} must be at least {low}, not {value}")

@@ -92,7 +92,7 @@ def test_a_missing_model_is_a_message_and_not_a_traceback(tmp_path: Path) -> Non
 
 def test_settings_out_of_range_are_a_message(tmp_path: Path) -> None:
     done = paceline("serve", str(tmp_path), "--max-num-seqs", "0")
-    assert (done.returncode, done.stderr) == (1, "paceline: max_num_seqs must be at least 1, not 0\n")
+    assert (done.returncode, done.stderr) == (1, "paceline: max_num_seqs must be from 1 to 65536, not 0\n")
 
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +104,20 @@ def test_a_prompt_of_many_words_without_quotes_is_explained() -> None:
     done = paceline("run", "what", "is", "this")
     assert done.returncode == 1
     assert "put quotes around the prompt" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "folder"])
+def test_a_lone_word_that_is_a_model_is_not_taken_for_a_prompt(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/config.json").write_text("{}")
+    done = paceline("run", str(tmp_path / name))
+    assert (done.returncode, "there is no prompt" in done.stderr) == (1, True)
+    assert name in paceline("run", str(tmp_path / name), stdin="hi").stderr
+
+
+def test_an_empty_prompt_is_no_prompt() -> None:
+    for done in (paceline("run", ""), paceline("run", stdin=" \n")):
+        assert (done.returncode, "there is no prompt" in done.stderr) == (1, True)
 
 
 @pytest.mark.real_model

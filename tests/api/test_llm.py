@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.errors import RequestError
+from paceline.types import StepPlan, StepResult
 from support.scripted_runner import ScriptedRunner, saying
 from support.small_text import EOS, small_engine
 
@@ -128,3 +130,66 @@ def test_a_closed_llm_says_so() -> None:
     llm.close()
     with pytest.raises(RuntimeError, match="closed"):
         llm.generate("a")
+
+
+class Interrupted:
+    """A runner in which Ctrl-C arrives once, inside the given step."""
+
+    def __init__(self, runner: ScriptedRunner, step: int) -> None:
+        self._runner = runner
+        self._step = step
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._runner.num_steps + 1 == self._step:
+            self._step = -1
+            raise KeyboardInterrupt
+        return self._runner.execute(plan)
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_an_interrupt_comes_out_and_the_next_call_works(step: int) -> None:
+    script = saying(3, "hello there")
+    with LLM.from_engine(small_engine(Interrupted(ScriptedRunner(script), step))) as llm:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["abc", "def"])
+        assert [o.outputs[0].text for o in llm.generate(["abc", "def"])] == ["hello there"] * 2
+        assert not llm._open.engine.has_work
+
+
+def test_open_streams_keep_their_tokens_apart() -> None:
+    with small_llm() as llm:
+        params = SamplingParams(seed=5, max_tokens=12, ignore_eos=True)
+        alone = {text: list(llm.stream(text, params)) for text in ("hi", "yo")}
+        streams = {text: llm.stream(text, params) for text in alone}
+        told: dict[str, list[Any]] = {text: [] for text in alone}
+        told["hi"].append(next(streams["hi"]))
+        batch = llm.generate(["hi", "other"], params)
+        while any(streams.values()):
+            for text, stream in list(streams.items()):
+                delta = next(stream, None)
+                if delta is None:
+                    del streams[text]
+                else:
+                    told[text].append(delta)
+        assert told == alone
+        assert batch[0].outputs[0].text == "".join(delta.text for delta in alone["hi"])
+
+
+def test_threads_share_an_llm() -> None:
+    with small_llm(num_blocks=40) as llm:
+        params = SamplingParams(seed=6, max_tokens=10)
+        prompts = [f"prompt {i}" for i in range(12)]
+        alone = said(llm.generate(prompts, params))
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(lambda prompt: llm.generate(prompt, params)[0], prompts))
+        assert said(results) == alone
+        assert not llm._open.engine.has_work
+
+
+def test_a_stream_ends_with_its_llm() -> None:
+    llm = small_llm()
+    stream = llm.stream("hi", SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(stream)

@@ -109,7 +109,7 @@ def test_bad_words_come_with_and_without_a_space() -> None:
         ({"allowed_token_ids": [1, 300]}, "allowed_token_ids", "300"),
         ({"logit_bias": {300: 1.0}}, "logit_bias", "300"),
         ({"logprobs": 21}, "logprobs", "at most 20"),
-        ({"logprobs": -1}, "logprobs", "at most 20"),
+        ({"logprobs": -1}, "logprobs", "max_logprobs -1"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", "at most 20"),
         ({"cache_salt": ""}, "cache_salt", "empty"),
         ({"allowed_token_ids": [97], "bad_words": ["a"]}, "allowed_token_ids", "forbid"),

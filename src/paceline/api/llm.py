@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -32,7 +34,7 @@ class LLM:
     ...     print(llm.chat([{"role": "user", "content": "Hello!"}])[0].outputs[0].text)
 
     The keyword arguments are the fields of :class:`~paceline.config.EngineConfig`. Use it as a context manager, or call
-    :meth:`close`, to give its memory back at once. Not for several threads at a time.
+    :meth:`close`, to give its memory back at once. Several threads may share it; their requests run together.
     """
 
     def __init__(self, model: str, **engine_args: Any) -> None:
@@ -48,6 +50,8 @@ class LLM:
     def _connect(self, loaded: LoadedEngine, seed: int | None) -> None:
         self._loaded: LoadedEngine | None = loaded
         self._text = TextSide(loaded.info, loaded.engine.abort)
+        self._lock = threading.RLock()
+        self._inboxes: dict[str, deque[RequestUpdate]] = {}
         self._seeds = random.Random(seed)
         self._num_submitted = 0
 
@@ -197,23 +201,55 @@ class LLM:
         return list(outputs.values())
 
     def _serve(self, intakes: Sequence[Intake]) -> Iterator[RequestUpdate]:
-        """Run accepted requests to their end. Leaving early, also by an exception, ends what is still running."""
-        engine = self._open.engine
-        added: list[str] = []
+        """Run accepted requests to their end. Leaving early, also by an exception, ends what is still running.
+
+        Several of these may be open at once, also in several threads: whoever needs news makes a step for everybody.
+        """
+        inbox: deque[RequestUpdate] = deque()
+        unfinished = {intake.request_id for intake in intakes}
         try:
-            for intake in intakes:
-                for request in intake.requests:
-                    engine.add(request)
-                    added.append(request.request_id)
-                self._text.add(intake)
-            while engine.has_work:
-                yield from self._text.update(engine.step())
+            with self._lock:
+                for intake in intakes:
+                    self._text.add(intake)
+                    self._inboxes[intake.request_id] = inbox
+                    for request in intake.requests:
+                        self._open.engine.add(request)
+            while unfinished:
+                with self._lock:
+                    if not inbox:
+                        self._step()
+                while inbox:
+                    update = inbox.popleft()
+                    if update.last:
+                        unfinished.discard(update.request_id)
+                    yield update
         finally:
-            if engine.has_work:
-                for choice in added:
-                    engine.abort(choice)
-                while engine.has_work:
-                    self._text.update(engine.step())
+            with self._lock:
+                self._leave(intakes)
+
+    def _step(self) -> None:
+        """One step, its news handed to whom they concern. An interrupt ends all requests, and the next ones work."""
+        engine = self._open.engine
+        try:
+            self._hand_out(self._text.update(engine.step()))
+        except BaseException as error:
+            self._hand_out(self._text.fail_all(f"interrupted: {type(error).__name__}"))
+            engine.reset()
+            raise
+
+    def _hand_out(self, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            if (inbox := self._inboxes.get(update.request_id)) is not None:
+                inbox.append(update)
+
+    def _leave(self, intakes: Sequence[Intake]) -> None:
+        """End what still runs of these. The last to leave lets the engine give back what they held."""
+        for intake in intakes:
+            self._inboxes.pop(intake.request_id, None)
+            for choice in self._text.open_choices(intake.request_id):
+                self._text.drop(choice)
+        while self._loaded is not None and not self._inboxes and self._loaded.engine.has_work:
+            self._step()
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from paceline.core.kv_manager import KvManager
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler
 from paceline.types import StepPlan, StepResult, TokenEvent
@@ -33,6 +34,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work()
+
+    def reset(self) -> None:
+        """Forget every request and every cached prefix, whatever state an interrupt has left: start afresh.
+
+        The runner needs nothing: it writes all of a slot whenever a sequence starts.
+        """
+        old = self.scheduler
+        kv = KvManager(old.kv.num_blocks, old.kv.block_size, enable_prefix_caching=old.kv.enable_prefix_caching)
+        self.scheduler = Scheduler(old.limits, kv)
 
     def step(self) -> list[TokenEvent]:
         """Plan, execute, commit. Returns the news of every sequence that has any."""

@@ -126,7 +126,9 @@ def _room(info: ModelInfo, num_prompt: int, params: SamplingParams) -> int:
 def _check_logprobs(field: str, value: int | None, info: ModelInfo) -> None:
     if value is None or info.max_logprobs == -1:
         return
-    if value == -1 or value > info.max_logprobs:
+    if value == -1:
+        raise RequestError(f"{field} -1, the whole vocabulary, needs an engine with max_logprobs -1", field)
+    if value > info.max_logprobs:
         raise RequestError(f"{field} must be at most {info.max_logprobs} (max_logprobs), not {value}", field)
 
 

@@ -60,6 +60,11 @@ class TextSide:
             updates.append(self._wrap(choice, delta))
         return updates
 
+    def drop(self, choice_id: str) -> None:
+        """Stop following a sequence, and have it aborted."""
+        self._close(self._choices[choice_id].request_id, choice_id)
+        self._abort(choice_id)
+
     def fail_all(self, message: str) -> list[RequestUpdate]:
         """End everything with an error: for an engine that cannot go on."""
         return self.update(

@@ -48,17 +48,23 @@ def size_kv(config: EngineConfig, model: Model, ops: Ops, vocab_size: int) -> Kv
         fitting, source = config.kv_cache_memory // block_bytes, f"kv_cache_memory of {gib(config.kv_cache_memory)}"
     else:
         step_bytes = measure_largest_step(config, model, ops, vocab_size)
-        free = available_memory() - step_bytes
-        fitting = max(0, int(free * config.memory_utilization)) // block_bytes
-        source = f"{config.memory_utilization:.0%} of {gib(max(0, free))} left after the largest step"
+        rest = max(0, available_memory() - step_bytes)
+        fitting = int(rest * config.memory_utilization) // block_bytes
+        source = f"{config.memory_utilization:.0%} of {gib(rest)} left after the largest step"
         logger.info("the largest step (%d tokens) takes %s", config.max_num_batched_tokens, gib(step_bytes))
     blocks = min(fitting, blocks_per_seq * config.max_num_seqs)
+    free = available_memory()
+    if blocks * block_bytes > free:
+        raise ConfigError(
+            f"{blocks} blocks of {size} tokens take {gib(blocks * block_bytes)} ({source}), "
+            f"but only {gib(free)} of memory are available"
+        )
     context = min(wanted, blocks * size)
     if context < wanted and (config.max_model_len is not None or context == 0):
         raise ConfigError(
             f"one request of {wanted} tokens needs {blocks_per_seq} blocks of {size} tokens "
             f"({gib(blocks_per_seq * block_bytes)}), but there are {fitting} ({source}): "
-            f"lower max_model_len to {fitting * size} or give more memory"
+            f"give more memory" + (f", or lower max_model_len to {fitting * size}" if fitting else "")
         )
     if context < wanted:
         logger.warning("context lowered from %d to %d tokens: that is what the memory holds", wanted, context)
@@ -75,10 +81,11 @@ def measure_largest_step(config: EngineConfig, model: Model, ops: Ops, vocab_siz
     Every array of a step has one row for each token or for each choice, so two small trial steps, run as ordinary
     plans, tell what a row of either kind costs: the largest step itself would only make the start slower.
     """
-    one_choice = _trial_bytes([TRIAL_TOKENS], config, model, ops, vocab_size)
-    all_choose = _trial_bytes([1] * TRIAL_TOKENS, config, model, ops, vocab_size)
-    per_choice = max(0, all_choose - one_choice) / (TRIAL_TOKENS - 1)
-    per_token = max(0.0, one_choice - per_choice) / TRIAL_TOKENS
+    tokens = min(TRIAL_TOKENS, config.max_model_len or TRIAL_TOKENS, model.spec.max_position_embeddings)
+    one_choice = _trial_bytes([tokens], config, model, ops, vocab_size)
+    all_choose = _trial_bytes([1] * tokens, config, model, ops, vocab_size)
+    per_choice = max(0, all_choose - one_choice) / max(1, tokens - 1)
+    per_token = max(0.0, one_choice - per_choice) / tokens
     return int(per_token * config.max_num_batched_tokens + per_choice * config.max_num_seqs)
 
 

@@ -28,6 +28,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             near = difflib.get_close_matches(unknown[1], self._all_flags(), n=1)
             message += f" (did you mean {near[0]}?)" if near else ""
+        elif message.startswith("unrecognized arguments"):
+            message += " (arguments without a dash must stand together, before or after all flags)"
         super().error(message)
 
     def _all_flags(self) -> list[str]:

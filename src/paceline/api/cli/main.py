@@ -71,7 +71,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-k", type=int, default=0)
     group.add_argument("--min-p", type=float, default=0.0)
     group.add_argument("--repetition-penalty", type=float, default=1.0)
-    group.add_argument("--max-tokens", type=int, help="output tokens at most [the rest of the context]")
+    group.add_argument("--max-tokens", type=int, default=1024, help="output tokens at most [1024]")
     group.add_argument("--sampling-seed", type=int, help="makes a sampled answer repeatable")
     add_engine_flags(parser)
     _add_log_level(parser)

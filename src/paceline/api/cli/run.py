@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from paceline.api.cli.flags import engine_config
@@ -17,6 +18,8 @@ from paceline.sampling_params import SamplingParams
 
 def run(args: argparse.Namespace) -> int:
     args.model, prompt = _model_and_prompt(args)
+    if not args.chat and (prompt is None or not prompt.strip()):
+        raise RequestError("there is no prompt: give one as an argument or on standard input", "prompt")
     params = SamplingParams(
         temperature=args.temperature,
         top_p=args.top_p,
@@ -30,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
     with LLM.from_engine(load_engine(config), seed=config.seed) as llm:
         if args.chat:
             return _converse(llm, args, params, prompt)
-        if prompt is None:
-            raise RequestError("there is no prompt: give one as an argument or on standard input", "prompt")
+        assert prompt is not None
         _answer(llm, prompt if args.raw else _messages(args.system, prompt), params, args.stats)
     return 0
 
@@ -44,9 +46,16 @@ def _model_and_prompt(args: argparse.Namespace) -> tuple[str, str | None]:
         return (words[0] if words else DEFAULT_MODEL), (words[1] if len(words) == 2 else None)
     if len(words) == 2:
         return words[0], words[1]
-    if words:
+    if words and not _is_model(words[0]):
         return DEFAULT_MODEL, words[0]
-    return DEFAULT_MODEL, None if sys.stdin.isatty() else sys.stdin.read()
+    piped = None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    return words[0] if words else DEFAULT_MODEL, piped
+
+
+def _is_model(word: str) -> bool:
+    """Whether a lone word can only be meant as a model: a GGUF file, or a folder with one or with a configuration."""
+    path = Path(word)
+    return path.suffix == ".gguf" or (path / "config.json").is_file() or (path.is_dir() and any(path.glob("*.gguf")))
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, Any]]:
