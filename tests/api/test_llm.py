@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -184,6 +185,14 @@ def test_threads_share_an_llm() -> None:
             results = list(pool.map(lambda prompt: llm.generate(prompt, params)[0], prompts))
         assert said(results) == alone
         assert not llm._open.engine.has_work
+
+
+def test_closing_gives_the_engine_back_at_once() -> None:
+    llm = small_llm()
+    llm.generate("hi", SamplingParams(max_tokens=2))
+    engine = weakref.ref(llm._open.engine)
+    llm.close()
+    assert engine() is None
 
 
 def test_a_stream_ends_with_its_llm() -> None:

@@ -136,7 +136,8 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
-        self._open.engine.scheduler.reset_prefix_cache()
+        with self._lock:
+            self._open.engine.scheduler.reset_prefix_cache()
 
     @property
     def max_model_len(self) -> int:
@@ -149,7 +150,11 @@ class LLM:
 
     def close(self) -> None:
         """Give back model, store and threads. Safe to repeat."""
-        self._loaded = None
+        with self._lock:
+            if self._loaded is not None:
+                # The text side holds the engine by its abort; one that holds nothing takes its place.
+                self._text = TextSide(self._loaded.info, lambda _: None)
+                self._loaded = None
 
     def __enter__(self) -> LLM:
         return self
