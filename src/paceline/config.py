@@ -39,6 +39,8 @@ class EngineConfig:
         tokenizer: folder or file to take the tokenizer from, if not from the model.
         chat_template: Jinja file that replaces the model's own template.
         ops: which implementation of the operations runs the model: "auto" or one of ``paceline.ops``.
+        quantization: "int8" or "int4" packs matrices that are stored in 32 or 16 bits in that form, in groups of 32
+            weights; None keeps each matrix as it is stored.
         max_model_len: tokens of prompt and output together; None takes the model's own limit, lowered if memory asks.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens computed in one step, at most.
@@ -60,6 +62,7 @@ class EngineConfig:
     tokenizer: str | None = None
     chat_template: str | None = None
     ops: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512

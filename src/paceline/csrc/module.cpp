@@ -380,7 +380,11 @@ std::vector<std::string> level_names() {
   return names;
 }
 
-std::string form_of(const PackedLinear& linear) {
+std::string linear_form(const std::string& encoding, const std::string& quantization) {
+  return form_name(form_of(parse_encoding(encoding), parse_quantization(quantization)));
+}
+
+std::string stored_form(const PackedLinear& linear) {
   std::string form;
   for (const Section& section : linear.sections) {
     const std::string name = form_name(section.form);
@@ -405,13 +409,14 @@ NB_MODULE(_native, m) {
   m.def("levels", &level_names, "Instruction sets that this machine can run, the widest first.");
   m.def("decode", &decode_bytes, nb::arg("encoding"), nb::arg("data").noconvert(), nb::arg("out").noconvert(),
         "Numbers of a checkpoint tensor as float32.");
+  m.def("linear_form", &linear_form, nb::arg("encoding"), nb::arg("quantization"));
   m.def("kv_block_bytes", &kv_block_bytes, nb::arg("num_layers"), nb::arg("num_kv"), nb::arg("head_dim"),
         nb::arg("block_size"));
 
   nb::class_<PackedLinear>(m, "Linear")
       .def_ro("num_outputs", &PackedLinear::outputs)
       .def_ro("num_inputs", &PackedLinear::inputs)
-      .def_prop_ro("form", &form_of)
+      .def_prop_ro("form", &stored_form)
       .def_prop_ro("nbytes", &PackedLinear::bytes);
 
   nb::class_<Embedding>(m, "Embedding")

@@ -15,23 +15,6 @@ namespace {
 
 bool is_dense(Encoding encoding) { return block_elements(encoding) == 1; }
 
-Form form_of(Encoding encoding, Quantization quantization) {
-  switch (encoding) {
-    case Encoding::Q4_0:
-    case Encoding::Q4_1:
-    case Encoding::Q4_K:
-      return Form::int4;
-    case Encoding::F32:
-    case Encoding::F16:
-    case Encoding::BF16:
-      if (quantization == Quantization::int8) return Form::int8;
-      if (quantization == Quantization::int4) return Form::int4;
-      return encoding == Encoding::F32 ? Form::f32 : encoding == Encoding::F16 ? Form::f16 : Form::bf16;
-    default:
-      return Form::int8;
-  }
-}
-
 int64_t panel_bytes(Form form, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
   switch (form) {
@@ -183,6 +166,23 @@ Buffer::Buffer(int64_t bytes) : size_(bytes) {
 }
 
 void Buffer::Free::operator()(uint8_t* p) const { std::free(p); }
+
+Form form_of(Encoding encoding, Quantization quantization) {
+  switch (encoding) {
+    case Encoding::Q4_0:
+    case Encoding::Q4_1:
+    case Encoding::Q4_K:
+      return Form::int4;
+    case Encoding::F32:
+    case Encoding::F16:
+    case Encoding::BF16:
+      if (quantization == Quantization::int8) return Form::int8;
+      if (quantization == Quantization::int4) return Form::int4;
+      return encoding == Encoding::F32 ? Form::f32 : encoding == Encoding::F16 ? Form::f16 : Form::bf16;
+    default:
+      return Form::int8;
+  }
+}
 
 const char* form_name(Form form) {
   switch (form) {

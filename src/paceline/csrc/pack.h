@@ -57,9 +57,12 @@ struct PackedLinear {
 // What dense weights become: what they are, or a quantised form.
 enum class Quantization { none, int8, int4 };
 
-// Stacks the parts; neighbours of one form share a section. Dense parts keep their precision unless `quantization` says
-// otherwise. Q4_0, Q4_1 and Q4_K become int4, Q8_0 int8, all others int8 with new scales. bias is null or has as many
-// numbers as there are outputs. Throws std::invalid_argument if a scale does not fit float16.
+// What a matrix of this encoding becomes. Dense ones keep their precision unless `quantization` says otherwise. Q4_0,
+// Q4_1 and Q4_K become int4, Q8_0 int8, all others int8 with new scales.
+Form form_of(Encoding encoding, Quantization quantization);
+
+// Stacks the parts; neighbours of one form share a section. bias is null or has as many numbers as there are outputs.
+// Throws std::invalid_argument if a scale does not fit float16.
 PackedLinear pack_linear(const std::vector<Part>& parts, int inputs, const float* bias, Quantization quantization,
                          ThreadPool& pool);
 

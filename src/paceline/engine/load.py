@@ -16,9 +16,9 @@ from paceline.core.kv_manager import KvManager
 from paceline.core.scheduler import Scheduler, SchedulerLimits
 from paceline.engine.engine import Engine
 from paceline.engine.model_info import ModelInfo
-from paceline.errors import CheckpointError, RequestError
+from paceline.errors import CheckpointError, ConfigError, RequestError
 from paceline.models.registry import read_spec
-from paceline.models.weights import load_model
+from paceline.models.weights import has_dense_matrices, load_model
 from paceline.ops.select import make_ops
 from paceline.runner.memory import gib, resident_memory
 from paceline.runner.profile import size_kv
@@ -55,7 +55,13 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
     )
     opened = time.perf_counter()
 
-    ops = make_ops(config.ops, config.num_threads or environment.num_threads, environment.isa)
+    threads = config.num_threads or environment.num_threads
+    ops = make_ops(config.ops, threads, environment.isa, config.quantization)
+    if config.quantization is not None and not has_dense_matrices(checkpoint):
+        raise ConfigError(
+            f"quantization {config.quantization} is for matrices stored in 32 or 16 bits, and {path} has none: "
+            "they are quantised already"
+        )
     max_positions = config.max_model_len or spec.max_position_embeddings
     model = load_model(checkpoint, ops, max_positions=min(max_positions, spec.max_position_embeddings))
     if tokenizer.vocab_size > spec.vocab_size:

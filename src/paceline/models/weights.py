@@ -39,6 +39,11 @@ def load_model(checkpoint: Checkpoint, ops: Ops, *, max_positions: int) -> Decod
     )
 
 
+def has_dense_matrices(checkpoint: Checkpoint) -> bool:
+    """Whether any matrix is stored number by number, and not in blocks that share a scale."""
+    return any(len(tensor.shape) > 1 and tensor.encoding.block_elements == 1 for tensor in checkpoint.tensors.values())
+
+
 def count_parameters(checkpoint: Checkpoint) -> int:
     """Numbers in the weights that the model uses; a tied head counts once."""
     expected = expected_tensors(read_spec(checkpoint), tensor_names(checkpoint))

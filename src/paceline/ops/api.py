@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from paceline.tensors import (
     Batch,
     ChoiceControls,
+    Encoding,
     FloatArray,
     Heads,
     IntArray,
@@ -104,6 +105,9 @@ class Ops(Protocol):
         """Names everything that may change a bit: implementation, instruction path, number formats, version."""
 
     # ---- weights: once, at load
+
+    def linear_form(self, encoding: Encoding) -> str:
+        """The ``form`` in which :meth:`pack_linear` keeps a matrix that is stored like this."""
 
     def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> Linear:
         """Pack matrices [N_i, K], stacked along N, and as many biases [N_i] or none. Raises ValueError if K differs."""

@@ -14,6 +14,7 @@ from paceline.ops.api import Activation, RopeStyle, RopeTable
 from paceline.tensors import (
     Batch,
     ChoiceControls,
+    Encoding,
     FloatArray,
     Heads,
     IntArray,
@@ -56,6 +57,9 @@ class CpuOps:
         return f"cpu-kv-bf16{'-' if self._quantization else ''}{self._quantization}/{NUMERICS_VERSION}"
 
     # ---- weights
+
+    def linear_form(self, encoding: Encoding) -> str:
+        return _native.linear_form(encoding.label, self._quantization)
 
     def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> _native.Linear:
         """Dense matrices keep their precision unless ``quantization`` is set; ``docs/kernels.md`` has the others."""

@@ -25,6 +25,7 @@ from paceline.ops.api import Activation, RopeStyle, RopeTable
 from paceline.tensors import (
     Batch,
     ChoiceControls,
+    Encoding,
     FloatArray,
     Heads,
     IntArray,
@@ -119,6 +120,9 @@ class ReferenceOps:
         return self._numerics
 
     # ---- weights
+
+    def linear_form(self, encoding: Encoding) -> str:  # noqa: ARG002
+        return "f32"
 
     def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> ReferenceLinear:
         widths = {part.shape[-1] for part in parts}

@@ -6,7 +6,6 @@ import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 from paceline.checkpoint.fetch import resolve_model
 from paceline.checkpoint.open import open_checkpoint
@@ -15,8 +14,10 @@ from paceline.config import DEFAULT_BLOCK_SIZE, read_environment
 from paceline.errors import CheckpointError
 from paceline.models.registry import read_spec
 from paceline.models.spec import ModelSpec
+from paceline.ops.api import Ops
 from paceline.ops.select import make_ops
 from paceline.runner.memory import gib
+from paceline.tensors import Encoding, RawTensor
 from paceline.text.chat_template import load_chat_template
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -26,9 +27,10 @@ def inspect(args: argparse.Namespace) -> int:
     path = resolve_model(args.model, cache=environment.cache, offline=environment.offline)
     checkpoint = open_checkpoint(path)
     spec = read_spec(checkpoint)
-    _print_table(_model_rows(checkpoint, spec))
+    ops = make_ops("auto", 1, quantization=args.quantization)
+    _print_table(_model_rows(checkpoint, spec, ops))
     print()
-    _print_table(_tensor_rows(checkpoint), header=("type", "tensors", "elements", "bytes"))
+    _print_table(_tensor_rows(checkpoint, ops), header=("type", "tensors", "elements", "bytes", "matrices run as"))
     print()
     try:
         tokenizer = load_tokenizer(checkpoint)
@@ -47,10 +49,10 @@ def inspect(args: argparse.Namespace) -> int:
     return 0
 
 
-def _model_rows(checkpoint: Checkpoint, spec: ModelSpec) -> list[tuple[str, str]]:
+def _model_rows(checkpoint: Checkpoint, spec: ModelSpec, ops: Ops) -> list[tuple[str, str]]:
     windows = sorted({layer.window for layer in spec.layers} - {0})
     sliding = sum(layer.window > 0 for layer in spec.layers)
-    block = make_ops("auto", 1).kv_block_bytes(spec.kv_layout, DEFAULT_BLOCK_SIZE)
+    block = ops.kv_block_bytes(spec.kv_layout, DEFAULT_BLOCK_SIZE)
     per_token = block / DEFAULT_BLOCK_SIZE
     context = spec.max_position_embeddings
     return [
@@ -82,13 +84,19 @@ def _text_rows(tokenizer: Tokenizer, spec: ModelSpec, template: str | None) -> l
     ]
 
 
-def _tensor_rows(checkpoint: Checkpoint) -> list[tuple[str, str, str, str]]:
-    groups: dict[str, list[Any]] = defaultdict(list)
+def _tensor_rows(checkpoint: Checkpoint, ops: Ops) -> list[tuple[str, str, str, str, str]]:
+    groups: dict[Encoding, list[RawTensor]] = defaultdict(list)
     for tensor in checkpoint.tensors.values():
-        groups[tensor.encoding.label].append(tensor)
+        groups[tensor.encoding].append(tensor)
     return [
-        (label, str(len(group)), f"{sum(math.prod(t.shape) for t in group):,}", gib(sum(t.data.nbytes for t in group)))
-        for label, group in sorted(groups.items())
+        (
+            encoding.label,
+            str(len(group)),
+            f"{sum(math.prod(t.shape) for t in group):,}",
+            gib(sum(t.data.nbytes for t in group)),
+            ops.linear_form(encoding) if any(len(t.shape) > 1 for t in group) else "-",
+        )
+        for encoding, group in sorted(groups.items(), key=lambda item: item[0].label)
     ]
 
 

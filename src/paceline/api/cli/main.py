@@ -52,6 +52,7 @@ def build_parser() -> Parser:
     pull.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=MODEL_HELP)
     inspect = commands.add_parser("inspect", help="describe a model", description="Describe a model's files.")
     inspect.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=MODEL_HELP)
+    inspect.add_argument("--quantization", help="tell what this setting would make of the matrices: int8 or int4")
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
     inspect.add_argument("--template", action="store_true", help="print the whole chat template")
     for command in (pull, inspect):
