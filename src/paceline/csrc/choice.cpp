@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 namespace paceline {
 namespace {
@@ -45,11 +44,18 @@ class Draw {
   int32_t id_ = -1;
 };
 
-// Scratch of one thread.
+// Numbers of one row: three lines in the scratch of one thread.
 struct Workspace {
-  std::vector<float> z, mass;
-  std::vector<int32_t> ids;
-  explicit Workspace(int width) : z(width), mass(width), ids(width) {}
+  float *z, *mass;
+  int32_t* ids;
+
+  static int64_t line(int width) { return align(width * static_cast<int64_t>(sizeof(float))); }
+  Workspace(uint8_t* scratch, int thread, int width) {
+    uint8_t* mine = scratch + 3 * line(width) * thread;
+    z = reinterpret_cast<float*>(mine);
+    mass = reinterpret_cast<float*>(mine + line(width));
+    ids = reinterpret_cast<int32_t*>(mine + 2 * line(width));
+  }
 };
 
 // Puts the ids of the k largest numbers, at least, at the front of `ids`, in no order; returns how many. x's largest is
@@ -73,10 +79,10 @@ int largest(const Kernels& kernels, const float* x, int width, float peak, int k
 
 // Of all tokens in descending order, those with at most `limit` mass before them. Only those are sorted that lie above
 // a depth where the mass, by a rough count, exceeds the limit; all, if the count was too rough.
-int nucleus(const Kernels& kernels, Workspace& work, int width, double limit) {
-  const float* z = work.z.data();
-  const float* mass = work.mass.data();
-  int32_t* ids = work.ids.data();
+int nucleus(const Kernels& kernels, const Workspace& work, int width, double limit) {
+  const float* z = work.z;
+  const float* mass = work.mass;
+  int32_t* ids = work.ids;
   constexpr int kDepths = 256;  // quarters
   double by_depth[kDepths] = {};
   for (int i = 0; i < width; ++i) {
@@ -98,14 +104,14 @@ int nucleus(const Kernels& kernels, Workspace& work, int width, double limit) {
 }
 
 int32_t choose_row(const Kernels& kernels, const float* x, int width, float temperature, int top_k, float top_p,
-                   float min_p, uint64_t seed, int32_t position, Workspace& work) {
+                   float min_p, uint64_t seed, int32_t position, const Workspace& work) {
   const RowPeak peak = kernels.find_peak(x, width);
   if (peak.has_nan || !std::isfinite(peak.value)) return -1;
   if (temperature == 0.0f) return peak.index;
-  kernels.scale_row(x, width, peak.value, temperature, work.z.data(), work.mass.data());
-  const float* z = work.z.data();
-  const float* mass = work.mass.data();
-  int32_t* ids = work.ids.data();
+  kernels.scale_row(x, width, peak.value, temperature, work.z, work.mass);
+  const float* z = work.z;
+  const float* mass = work.mass;
+  int32_t* ids = work.ids;
   const float lowest = min_p > 0.0f ? static_cast<float>(std::log(static_cast<double>(min_p))) : -kInfinity;
   Draw draw(seed, position);
 
@@ -168,36 +174,33 @@ void edit_row(float* row, int64_t r, int width, const EditLists& edits) {
 
 // Rows are far apart in cost and each is long: one at a time is a fair share.
 template <class F>
-void over_logits(Machine& machine, int64_t rows, F f) {
-  const auto work = [&](int thread) {
-    const Share mine = share_of(rows, machine.pool.size(), thread);
-    for (int64_t r = mine.first; r < mine.last; ++r) f(r);
-  };
-  if (rows > 1) {
-    machine.pool.run(work);
-  } else {
-    for (int64_t r = 0; r < rows; ++r) f(r);
-  }
+void over_logits(const Team& team, int64_t rows, F f) {
+  const Share mine = team.share(rows);
+  for (int64_t r = mine.first; r < mine.last; ++r) f(r);
 }
 
 }  // namespace
 
-void edit_logits(Machine& machine, float* logits, int64_t rows, int width, const EditLists& edits) {
-  over_logits(machine, rows, [&](int64_t r) { edit_row(logits + r * width, r, width, edits); });
+int64_t choice_scratch(int width, int threads) { return 3 * Workspace::line(width) * threads; }
+
+void edit_logits(const Team& team, float* logits, int64_t rows, int width, const EditLists& edits) {
+  over_logits(team, rows, [&](int64_t r) { edit_row(logits + r * width, r, width, edits); });
 }
 
-void choose(Machine& machine, const float* logits, int64_t rows, int width, const ChoiceRules& rules, int32_t* chosen) {
-  over_logits(machine, rows, [&](int64_t r) {
-    Workspace work(rules.temperature[r] == 0.0f ? 0 : width);
-    chosen[r] = choose_row(machine.kernels, logits + r * width, width, rules.temperature[r], rules.top_k[r],
+void choose(const Team& team, const float* logits, int64_t rows, int width, const ChoiceRules& rules, int32_t* chosen,
+            uint8_t* scratch) {
+  const Workspace work(scratch, team.thread, width);
+  over_logits(team, rows, [&](int64_t r) {
+    chosen[r] = choose_row(team.kernels, logits + r * width, width, rules.temperature[r], rules.top_k[r],
                            rules.top_p[r], rules.min_p[r], rules.seeds[r], rules.positions[r], work);
   });
 }
 
-void top_logprobs(Machine& machine, const float* logits, int64_t rows, int width, const int32_t* chosen, int k,
-                  float* chosen_values, int32_t* ranks, int32_t* top_ids, float* top_values) {
-  const Kernels& kernels = machine.kernels;
-  over_logits(machine, rows, [&](int64_t r) {
+void top_logprobs(const Team& team, const float* logits, int64_t rows, int width, const int32_t* chosen, int k,
+                  float* chosen_values, int32_t* ranks, int32_t* top_ids, float* top_values, uint8_t* scratch) {
+  const Kernels& kernels = team.kernels;
+  const Workspace work(scratch, team.thread, width);
+  over_logits(team, rows, [&](int64_t r) {
     const float* x = logits + r * width;
     const RowPeak peak = kernels.find_peak(x, width);
     if (peak.has_nan || !std::isfinite(peak.value)) {
@@ -207,17 +210,14 @@ void top_logprobs(Machine& machine, const float* logits, int64_t rows, int width
       std::fill(top_values + r * k, top_values + (r + 1) * k, std::numeric_limits<float>::quiet_NaN());
       return;
     }
-    Workspace work(width);
-    kernels.scale_row(x, width, peak.value, 1.0f, work.z.data(), work.mass.data());
-    const double log_sum = std::log(kernels.sum_row(work.mass.data(), width));
-    const auto logprob = [&](int32_t id) {
-      return static_cast<float>(static_cast<double>(work.z[static_cast<size_t>(id)]) - log_sum);
-    };
+    kernels.scale_row(x, width, peak.value, 1.0f, work.z, work.mass);
+    const double log_sum = std::log(kernels.sum_row(work.mass, width));
+    const auto logprob = [&](int32_t id) { return static_cast<float>(static_cast<double>(work.z[id]) - log_sum); };
     chosen_values[r] = logprob(chosen[r]);
     ranks[r] = kernels.count_at_least(x, width, x[chosen[r]]);
-    largest(kernels, x, width, peak.value, k, work.ids.data());
+    largest(kernels, x, width, peak.value, k, work.ids);
     for (int i = 0; i < k; ++i) {
-      top_ids[r * k + i] = work.ids[static_cast<size_t>(i)];
+      top_ids[r * k + i] = work.ids[i];
       top_values[r * k + i] = logprob(top_ids[r * k + i]);
     }
   });

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "operations.h"
+#include "team.h"
 
 namespace paceline {
 
@@ -19,7 +19,7 @@ struct EditLists {
   const float *repetition, *frequency, *presence;
   const int32_t *banned_starts, *banned_ids;
 };
-void edit_logits(Machine& machine, float* logits, int64_t rows, int width, const EditLists& edits);
+void edit_logits(const Team& team, float* logits, int64_t rows, int width, const EditLists& edits);
 
 // As ChoiceControls in tensors.py; ops/api.py states the rules, ops/noise.py the noise.
 struct ChoiceRules {
@@ -29,10 +29,14 @@ struct ChoiceRules {
   const uint64_t* seeds;
   const int32_t* positions;
 };
-void choose(Machine& machine, const float* logits, int64_t rows, int width, const ChoiceRules& rules, int32_t* chosen);
+void choose(const Team& team, const float* logits, int64_t rows, int width, const ChoiceRules& rules, int32_t* chosen,
+            uint8_t* scratch);
 
 // k is at most the width. A row whose largest logit is not finite, or that has a NaN, gets NaN, rank 0 and ids 0.
-void top_logprobs(Machine& machine, const float* logits, int64_t rows, int width, const int32_t* chosen, int k,
-                  float* chosen_values, int32_t* ranks, int32_t* top_ids, float* top_values);
+void top_logprobs(const Team& team, const float* logits, int64_t rows, int width, const int32_t* chosen, int k,
+                  float* chosen_values, int32_t* ranks, int32_t* top_ids, float* top_values, uint8_t* scratch);
+
+// Of choose and top_logprobs, each.
+int64_t choice_scratch(int width, int threads);
 
 }  // namespace paceline

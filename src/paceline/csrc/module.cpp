@@ -12,12 +12,14 @@
 #include <tuple>
 #include <vector>
 
+#include "attention.h"
 #include "choice.h"
 #include "encodings.h"
 #include "levels.h"
+#include "linear.h"
 #include "operations.h"
 #include "pack.h"
-#include "thread_pool.h"
+#include "team.h"
 
 namespace nb = nanobind;
 
@@ -119,8 +121,6 @@ HeadShape head_shape(const std::tuple<int, int, int>& heads) {
   return {num_q, num_kv, head_dim};
 }
 
-int64_t fused_width(HeadShape heads) { return static_cast<int64_t>(heads.num_q + 2 * heads.num_kv) * heads.head_dim; }
-
 Quantization parse_quantization(const std::string& name) {
   if (name.empty()) return Quantization::none;
   if (name == "int8") return Quantization::int8;
@@ -131,11 +131,10 @@ Quantization parse_quantization(const std::string& name) {
 // The threads, the level and the scratch memory; one operation runs at a time.
 class Cpu {
  public:
-  Cpu(int num_threads, const std::string& isa)
-      : kernels_(find_level(isa)), pool_(checked(num_threads)), machine_{pool_, kernels_, Buffer()} {}
+  Cpu(int num_threads, const std::string& isa) : machine_(checked(num_threads), find_level(isa)) {}
 
-  int num_threads() const { return pool_.size(); }
-  std::string isa() const { return kernels_.name; }
+  int num_threads() const { return machine_.pool.size(); }
+  std::string isa() const { return machine_.kernels.name; }
 
   PackedLinear pack_linear(const std::vector<std::tuple<std::string, int64_t, Bytes>>& parts, int inputs,
                            const Floats& bias, const std::string& quantization) {
@@ -155,7 +154,7 @@ class Cpu {
     const float* bias_data = bias.shape(0) > 0 ? bias.data() : nullptr;
     const Quantization target = parse_quantization(quantization);
     const Turn turn(turn_);
-    return paceline::pack_linear(packed, inputs, bias_data, target, pool_);
+    return paceline::pack_linear(packed, inputs, bias_data, target, machine_.pool);
   }
 
   void linear(const FloatRows& x, const PackedLinear& weight, const FloatRowsOut& out) {
@@ -163,7 +162,9 @@ class Cpu {
     require_shape("x", x, rows, weight.inputs);
     require_shape("out", out, rows, weight.outputs);
     const Turn turn(turn_);
-    paceline::linear(machine_, x.data(), rows, weight, out.data());
+    machine_.run(linear_work(rows, weight), linear_scratch(rows, weight), [&](const Team& team, uint8_t* scratch) {
+      paceline::linear(team, x.data(), rows, weight, out.data(), scratch);
+    });
   }
 
   void embed(const Ints& ids, const Embedding& table, float scale, const FloatRowsOut& out) {
@@ -171,7 +172,9 @@ class Cpu {
     require_range("token id", ids.data(), rows, table.rows);
     require_shape("out", out, rows, table.width);
     const Turn turn(turn_);
-    paceline::embed(machine_, ids.data(), rows, table.encoding, table.table.data(), table.width, scale, out.data());
+    run_rows(rows, table.width, [&](const Team& team) {
+      paceline::embed(team, ids.data(), rows, table.encoding, table.table.data(), table.width, scale, out.data());
+    });
   }
 
   void rms_norm(const FloatRows& x, const Floats& weight, float eps, const FloatRowsOut& out) {
@@ -179,7 +182,9 @@ class Cpu {
     require_length("weight", weight, width);
     require_shape("out", out, rows, width);
     const Turn turn(turn_);
-    paceline::rms_norm(machine_, x.data(), weight.data(), eps, rows, static_cast<int>(width), out.data());
+    run_rows(rows, width, [&](const Team& team) {
+      paceline::rms_norm(team, x.data(), weight.data(), eps, rows, static_cast<int>(width), out.data());
+    });
   }
 
   void add_rms_norm(const FloatRowsOut& residual, const FloatRows& update, const Floats& weight, float eps,
@@ -189,19 +194,23 @@ class Cpu {
     require_length("weight", weight, width);
     require_shape("out", out, rows, width);
     const Turn turn(turn_);
-    paceline::add_rms_norm(machine_, residual.data(), update.data(), weight.data(), eps, rows, static_cast<int>(width),
-                           out.data());
+    run_rows(rows, width, [&](const Team& team) {
+      paceline::add_rms_norm(team, residual.data(), update.data(), weight.data(), eps, rows, static_cast<int>(width),
+                             out.data());
+    });
   }
 
   void qk_norm(const FloatRowsOut& qkv, const std::tuple<int, int, int>& heads, const Floats& q_weight,
                const Floats& k_weight, float eps) {
     const HeadShape shape = head_shape(heads);
     const int64_t rows = static_cast<int64_t>(qkv.shape(0));
-    require_shape("qkv", qkv, rows, fused_width(shape));
+    require_shape("qkv", qkv, rows, row_width(shape));
     require_length("q_weight", q_weight, shape.head_dim);
     require_length("k_weight", k_weight, shape.head_dim);
     const Turn turn(turn_);
-    paceline::qk_norm(machine_, qkv.data(), shape, q_weight.data(), k_weight.data(), eps, rows);
+    run_rows(rows, row_width(shape), [&](const Team& team) {
+      paceline::qk_norm(team, qkv.data(), shape, q_weight.data(), k_weight.data(), eps, rows);
+    });
   }
 
   void rope(const FloatRowsOut& qkv, const std::tuple<int, int, int>& heads, const Ints& positions,
@@ -209,14 +218,16 @@ class Cpu {
     const HeadShape shape = head_shape(heads);
     const int64_t rows = static_cast<int64_t>(qkv.shape(0));
     const int64_t half = static_cast<int64_t>(cos.shape(1));
-    require_shape("qkv", qkv, rows, fused_width(shape));
+    require_shape("qkv", qkv, rows, row_width(shape));
     require_length("positions", positions, rows);
     require_shape("sin", sin, static_cast<int64_t>(cos.shape(0)), half);
     require(2 * half <= shape.head_dim, "the rotated width exceeds the head");
     require_range("position", positions.data(), rows, static_cast<int64_t>(cos.shape(0)));
     const Turn turn(turn_);
-    paceline::rope(machine_, qkv.data(), shape, positions.data(), cos.data(), sin.data(), static_cast<int>(half),
-                   neighbours ? RopePairs::neighbours : RopePairs::halves, rows);
+    run_rows(rows, row_width(shape), [&](const Team& team) {
+      paceline::rope(team, qkv.data(), shape, positions.data(), cos.data(), sin.data(), static_cast<int>(half),
+                     neighbours ? RopePairs::neighbours : RopePairs::halves, rows);
+    });
   }
 
   void gated_activation(const FloatRows& gate_up, bool gelu, const FloatRowsOut& out) {
@@ -224,14 +235,17 @@ class Cpu {
     require_shape("gate_up", gate_up, rows, 2 * width);
     require_shape("out", out, rows, width);
     const Turn turn(turn_);
-    paceline::gated_activation(machine_, gate_up.data(), gelu ? Gate::gelu_tanh : Gate::silu, rows,
-                               static_cast<int>(width), out.data());
+    run_rows(rows, 4 * width, [&](const Team& team) {
+      paceline::gated_activation(team, gate_up.data(), gelu ? Gate::gelu_tanh : Gate::silu, rows,
+                                 static_cast<int>(width), out.data());
+    });
   }
 
   void softcap(const FloatRowsOut& x, float cap) {
+    const int64_t rows = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
     require(cap > 0.0f, "cap must be above 0");
     const Turn turn(turn_);
-    paceline::softcap(machine_, x.data(), cap, static_cast<int64_t>(x.shape(0)), static_cast<int64_t>(x.shape(1)));
+    run_rows(rows, 4 * width, [&](const Team& team) { paceline::softcap(team, x.data(), cap, rows, width); });
   }
 
   void take_rows(const FloatRows& x, const Ints& rows, const FloatRowsOut& out) {
@@ -239,7 +253,9 @@ class Cpu {
     require_range("row", rows.data(), count, static_cast<int64_t>(x.shape(0)));
     require_shape("out", out, count, width);
     const Turn turn(turn_);
-    paceline::take_rows(machine_, x.data(), rows.data(), count, static_cast<int>(width), out.data());
+    run_rows(count, width, [&](const Team& team) {
+      paceline::take_rows(team, x.data(), rows.data(), count, static_cast<int>(width), out.data());
+    });
   }
 
   void write_kv(const FloatRows& qkv, const std::tuple<int, int, int>& heads, const KvStore& store, int layer,
@@ -247,11 +263,12 @@ class Cpu {
     const HeadShape shape = head_shape(heads);
     const KvView kv = checked_layer(store, layer, shape);
     const int64_t rows = static_cast<int64_t>(qkv.shape(0));
-    require_shape("qkv", qkv, rows, fused_width(shape));
+    require_shape("qkv", qkv, rows, row_width(shape));
     require_length("kv_rows", kv_rows, rows);
     require_range("store row", kv_rows.data(), rows, static_cast<int64_t>(store.num_blocks) * kv.block_size);
     const Turn turn(turn_);
-    paceline::write_kv(machine_, qkv.data(), shape, kv, kv_rows.data(), rows);
+    run_rows(rows, row_width(shape),
+             [&](const Team& team) { paceline::write_kv(team, qkv.data(), shape, kv, kv_rows.data(), rows); });
   }
 
   void attention(const FloatRows& qkv, const std::tuple<int, int, int>& heads, const KvStore& store, int layer,
@@ -260,7 +277,7 @@ class Cpu {
     const HeadShape shape = head_shape(heads);
     const KvView kv = checked_layer(store, layer, shape);
     const int64_t rows = static_cast<int64_t>(qkv.shape(0));
-    require_shape("qkv", qkv, rows, fused_width(shape));
+    require_shape("qkv", qkv, rows, row_width(shape));
     require_shape("out", out, rows, static_cast<int64_t>(shape.num_q) * shape.head_dim);
     require(window >= 0, "window must not be negative");
     const AttentionSpans spans{static_cast<int>(context_lens.shape(0)), span_starts.data(), context_lens.data(),
@@ -281,7 +298,11 @@ class Cpu {
       require_range("block", spans.block_tables + s * spans.width + first, last - first, store.num_blocks);
     }
     const Turn turn(turn_);
-    paceline::attention(machine_, qkv.data(), shape, kv, spans, scale, window, softcap, out.data());
+    const AttentionPlan plan = plan_attention(spans, shape.num_q / shape.num_kv, window);
+    const int64_t scratch_bytes = attention_scratch(shape, num_threads());
+    machine_.run(attention_work(plan, shape), scratch_bytes, [&](const Team& team, uint8_t* scratch) {
+      paceline::attention(team, plan, qkv.data(), shape, kv, scale, softcap, out.data(), scratch);
+    });
   }
 
   void edit_logits(const FloatRowsOut& logits, int vocab_size, const Ints& allowed_rows,
@@ -310,7 +331,9 @@ class Cpu {
                           frequency.data(),    presence.data(),     banned_starts.data(),
                           banned_ids.data()};
     const Turn turn(turn_);
-    paceline::edit_logits(machine_, logits.data(), rows, static_cast<int>(width), edits);
+    run_rows(rows, width, [&](const Team& team) {
+      paceline::edit_logits(team, logits.data(), rows, static_cast<int>(width), edits);
+    });
   }
 
   void choose(const FloatRows& logits, const Floats& temperature, const Ints& top_k, const Floats& top_p,
@@ -327,7 +350,10 @@ class Cpu {
     const ChoiceRules rules{temperature.data(), top_k.data(), top_p.data(),
                             min_p.data(),       seeds.data(), positions.data()};
     const Turn turn(turn_);
-    paceline::choose(machine_, logits.data(), rows, static_cast<int>(logits.shape(1)), rules, chosen.data());
+    const int width = static_cast<int>(logits.shape(1));
+    run_rows(rows, width, choice_scratch(width, num_threads()), [&](const Team& team, uint8_t* scratch) {
+      paceline::choose(team, logits.data(), rows, width, rules, chosen.data(), scratch);
+    });
   }
 
   void top_logprobs(const FloatRows& logits, const Ints& chosen, const FloatsOut& chosen_values, const IntsOut& ranks,
@@ -342,8 +368,11 @@ class Cpu {
     require_shape("top_values", top_values, rows, k);
     require(k <= width, "k must not exceed the width");
     const Turn turn(turn_);
-    paceline::top_logprobs(machine_, logits.data(), rows, static_cast<int>(width), chosen.data(), static_cast<int>(k),
-                           chosen_values.data(), ranks.data(), top_ids.data(), top_values.data());
+    const int64_t scratch_bytes = choice_scratch(static_cast<int>(width), num_threads());
+    run_rows(rows, width, scratch_bytes, [&](const Team& team, uint8_t* scratch) {
+      paceline::top_logprobs(team, logits.data(), rows, static_cast<int>(width), chosen.data(), static_cast<int>(k),
+                             chosen_values.data(), ranks.data(), top_ids.data(), top_values.data(), scratch);
+    });
   }
 
  private:
@@ -357,6 +386,16 @@ class Cpu {
     std::lock_guard<std::mutex> lock_;
   };
 
+  // An operation that shares its rows: a single one wakes nobody.
+  template <class F>
+  void run_rows(int64_t rows, int64_t width, int64_t scratch_bytes, const F& operation) {
+    machine_.run(rows < 2 ? 0 : rows * width, scratch_bytes, operation);
+  }
+  template <class F>
+  void run_rows(int64_t rows, int64_t width, const F& operation) {
+    run_rows(rows, width, 0, [&](const Team& team, uint8_t*) { operation(team); });
+  }
+
   static int checked(int num_threads) {
     require(num_threads >= 1 && num_threads <= 1024, "num_threads must be 1 .. 1024");
     return num_threads;
@@ -368,8 +407,6 @@ class Cpu {
     return store.layer(layer);
   }
 
-  const Kernels& kernels_;
-  ThreadPool pool_;
   Machine machine_;
   std::mutex turn_;
 };

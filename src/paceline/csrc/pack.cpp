@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 namespace paceline {
 namespace {
@@ -158,14 +156,6 @@ Section pack_section(const std::vector<Part>& parts, Form form, int inputs, cons
 }
 
 }  // namespace
-
-Buffer::Buffer(int64_t bytes) : size_(bytes) {
-  const size_t rounded = (static_cast<size_t>(bytes) + 63) / 64 * 64;
-  data_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, std::max<size_t>(rounded, 64))));
-  if (!data_) throw std::bad_alloc();
-}
-
-void Buffer::Free::operator()(uint8_t* p) const { std::free(p); }
 
 Form form_of(Encoding encoding, Quantization quantization) {
   switch (encoding) {

@@ -1,29 +1,13 @@
 // From a checkpoint's tensors to the forms that the kernels read.
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <vector>
 
+#include "buffer.h"
 #include "encodings.h"
 #include "thread_pool.h"
 
 namespace paceline {
-
-// Uninitialised memory at an address that is a multiple of 64.
-class Buffer {
- public:
-  Buffer() = default;
-  explicit Buffer(int64_t bytes);
-  uint8_t* data() const { return data_.get(); }
-  int64_t size() const { return size_; }
-
- private:
-  struct Free {
-    void operator()(uint8_t* p) const;
-  };
-  std::unique_ptr<uint8_t, Free> data_;
-  int64_t size_ = 0;
-};
 
 enum class Form { f32, f16, bf16, int8, int4 };
 const char* form_name(Form form);

@@ -12,9 +12,9 @@ namespace paceline {
 struct Share {
   int64_t first, last;
 };
-// Part `index` of `count` items cut into `parts`, sizes differing by at most one.
+// Part `index` of `count` items cut into `parts`, sizes differing by at most one; the first part is never the smaller.
 inline Share share_of(int64_t count, int parts, int index) {
-  return {count * index / parts, count * (index + 1) / parts};
+  return {(count * index + parts - 1) / parts, (count * (index + 1) + parts - 1) / parts};
 }
 
 class ThreadPool {

@@ -43,6 +43,9 @@ enum class DenseType { f32, f16, bf16 };
 struct HeadShape {
   int num_q, num_kv, head_dim;
 };
+inline int64_t row_width(HeadShape heads) {
+  return static_cast<int64_t>(heads.num_q + 2 * heads.num_kv) * heads.head_dim;
+}
 
 // Keys and values of one layer. A block holds, for each key head, first the keys: [size / 16, rounded up][head_dim /
 // 2][16][2] (two neighbouring elements of 16 tokens), then the values: [size][value_words] words, in which a word w of
@@ -71,13 +74,13 @@ struct AttentionTask {
   const KvView* kv;
   float scale, softcap;
   int window;
-  float* scratch;  // attention_scratch(tokens * group, head_dim) floats
+  float* scratch;  // attention_floats(tokens * group, head_dim) floats
 };
 constexpr int kKeyTile = 64;       // keys that are visited together, at absolute positions
 constexpr int kKeySegment = 1024;  // keys of one running softmax; segments merge in ascending order
 constexpr int kAttentionTileRows =
     16;  // (token, head) rows that share a pass over the keys, unless the group is larger
-inline int64_t attention_scratch(int rows, int head_dim) {
+inline int64_t attention_floats(int rows, int head_dim) {
   const int64_t width = (head_dim + 31) / 32 * 32;
   return rows * (kKeyTile + 2 * width + 4 * 16 + 16);
 }
