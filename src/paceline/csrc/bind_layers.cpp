@@ -1,0 +1,188 @@
+// The operations of the layers as Python calls them.
+#include "bindings.h"
+#include "linear.h"
+#include "operations.h"
+
+namespace paceline::bindings {
+namespace {
+
+void linear(Cpu& cpu, const FloatRows& x, const PackedLinear& weight, const FloatRowsOut& out) {
+  const int64_t rows = static_cast<int64_t>(x.shape(0));
+  require_shape("x", x, rows, weight.inputs);
+  require_shape("out", out, rows, weight.outputs);
+  const Turn turn(cpu);
+  cpu.machine.run(linear_work(rows, weight), linear_scratch(rows, weight), [&](const Team& team, uint8_t* scratch) {
+    paceline::linear(team, x.data(), rows, weight, out.data(), scratch);
+  });
+}
+
+void embed(Cpu& cpu, const Ints& ids, const Embedding& table, float scale, const FloatRowsOut& out) {
+  const int64_t rows = static_cast<int64_t>(ids.shape(0));
+  require_range("token id", ids.data(), rows, table.rows);
+  require_shape("out", out, rows, table.width);
+  const Turn turn(cpu);
+  run_rows(cpu, rows, table.width, [&](const Team& team) {
+    paceline::embed(team, ids.data(), rows, table.encoding, table.table.data(), table.width, scale, out.data());
+  });
+}
+
+void rms_norm(Cpu& cpu, const FloatRows& x, const Floats& weight, float eps, const FloatRowsOut& out) {
+  const int64_t rows = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
+  require_length("weight", weight, width);
+  require_shape("out", out, rows, width);
+  const Turn turn(cpu);
+  run_rows(cpu, rows, width, [&](const Team& team) {
+    paceline::rms_norm(team, x.data(), weight.data(), eps, rows, static_cast<int>(width), out.data());
+  });
+}
+
+void add_rms_norm(Cpu& cpu, const FloatRowsOut& residual, const FloatRows& update, const Floats& weight, float eps,
+                  const FloatRowsOut& out) {
+  const int64_t rows = static_cast<int64_t>(residual.shape(0)), width = static_cast<int64_t>(residual.shape(1));
+  require_shape("update", update, rows, width);
+  require_length("weight", weight, width);
+  require_shape("out", out, rows, width);
+  const Turn turn(cpu);
+  run_rows(cpu, rows, width, [&](const Team& team) {
+    paceline::add_rms_norm(team, residual.data(), update.data(), weight.data(), eps, rows, static_cast<int>(width),
+                           out.data());
+  });
+}
+
+void qk_norm(Cpu& cpu, const FloatRowsOut& qkv, const Heads& heads, const Floats& q_weight, const Floats& k_weight,
+             float eps) {
+  const HeadShape shape = head_shape(heads);
+  const int64_t rows = static_cast<int64_t>(qkv.shape(0));
+  require_shape("qkv", qkv, rows, row_width(shape));
+  require_length("q_weight", q_weight, shape.head_dim);
+  require_length("k_weight", k_weight, shape.head_dim);
+  const Turn turn(cpu);
+  run_rows(cpu, rows, row_width(shape), [&](const Team& team) {
+    paceline::qk_norm(team, qkv.data(), shape, q_weight.data(), k_weight.data(), eps, rows);
+  });
+}
+
+void rope(Cpu& cpu, const FloatRowsOut& qkv, const Heads& heads, const Ints& positions, const FloatRows& cos,
+          const FloatRows& sin, bool neighbours) {
+  const HeadShape shape = head_shape(heads);
+  const int64_t rows = static_cast<int64_t>(qkv.shape(0));
+  const int64_t half = static_cast<int64_t>(cos.shape(1));
+  require_shape("qkv", qkv, rows, row_width(shape));
+  require_length("positions", positions, rows);
+  require_shape("sin", sin, static_cast<int64_t>(cos.shape(0)), half);
+  require(2 * half <= shape.head_dim, "the rotated width exceeds the head");
+  require_range("position", positions.data(), rows, static_cast<int64_t>(cos.shape(0)));
+  const Turn turn(cpu);
+  run_rows(cpu, rows, row_width(shape), [&](const Team& team) {
+    paceline::rope(team, qkv.data(), shape, positions.data(), cos.data(), sin.data(), static_cast<int>(half),
+                   neighbours ? RopePairs::neighbours : RopePairs::halves, rows);
+  });
+}
+
+void gated_activation(Cpu& cpu, const FloatRows& gate_up, bool gelu, const FloatRowsOut& out) {
+  const int64_t rows = static_cast<int64_t>(gate_up.shape(0)), width = static_cast<int64_t>(gate_up.shape(1)) / 2;
+  require_shape("gate_up", gate_up, rows, 2 * width);
+  require_shape("out", out, rows, width);
+  const Turn turn(cpu);
+  run_rows(cpu, rows, 4 * width, [&](const Team& team) {
+    paceline::gated_activation(team, gate_up.data(), gelu ? Gate::gelu_tanh : Gate::silu, rows, static_cast<int>(width),
+                               out.data());
+  });
+}
+
+void softcap(Cpu& cpu, const FloatRowsOut& x, float cap) {
+  const int64_t rows = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
+  require(cap > 0.0f, "cap must be above 0");
+  const Turn turn(cpu);
+  run_rows(cpu, rows, 4 * width, [&](const Team& team) { paceline::softcap(team, x.data(), cap, rows, width); });
+}
+
+void take_rows(Cpu& cpu, const FloatRows& x, const Ints& rows, const FloatRowsOut& out) {
+  const int64_t count = static_cast<int64_t>(rows.shape(0)), width = static_cast<int64_t>(x.shape(1));
+  require_range("row", rows.data(), count, static_cast<int64_t>(x.shape(0)));
+  require_shape("out", out, count, width);
+  const Turn turn(cpu);
+  run_rows(cpu, count, width, [&](const Team& team) {
+    paceline::take_rows(team, x.data(), rows.data(), count, static_cast<int>(width), out.data());
+  });
+}
+
+void write_kv(Cpu& cpu, const FloatRows& qkv, const Heads& heads, const KvStore& store, int layer,
+              const Ints& kv_rows) {
+  const HeadShape shape = head_shape(heads);
+  const KvView kv = store.layer(layer, shape);
+  const int64_t rows = static_cast<int64_t>(qkv.shape(0));
+  require_shape("qkv", qkv, rows, row_width(shape));
+  require_length("kv_rows", kv_rows, rows);
+  require_range("store row", kv_rows.data(), rows, store.num_rows());
+  const Turn turn(cpu);
+  run_rows(cpu, rows, row_width(shape),
+           [&](const Team& team) { paceline::write_kv(team, qkv.data(), shape, kv, kv_rows.data(), rows); });
+}
+
+void attention(Cpu& cpu, const FloatRows& qkv, const Heads& heads, const KvStore& store, int layer,
+               const Ints& span_starts, const Ints& context_lens, const IntRows& block_tables, float scale, int window,
+               float softcap, const FloatRowsOut& out) {
+  const HeadShape shape = head_shape(heads);
+  const KvView kv = store.layer(layer, shape);
+  const int64_t rows = static_cast<int64_t>(qkv.shape(0));
+  require_shape("qkv", qkv, rows, row_width(shape));
+  require_shape("out", out, rows, static_cast<int64_t>(shape.num_q) * shape.head_dim);
+  const AttentionSpans spans = attention_spans(span_starts, context_lens, block_tables, rows, window, store);
+  const Turn turn(cpu);
+  const AttentionPlan plan = plan_attention(spans, shape.num_q / shape.num_kv, window);
+  const int64_t scratch_bytes = attention_scratch(shape, cpu.machine.pool.size());
+  cpu.machine.run(attention_work(plan, shape), scratch_bytes, [&](const Team& team, uint8_t* scratch) {
+    paceline::attention(team, plan, qkv.data(), shape, kv, scale, softcap, out.data(), scratch);
+  });
+}
+
+}  // namespace
+
+AttentionSpans attention_spans(const Ints& span_starts, const Ints& context_lens, const IntRows& block_tables,
+                               int64_t rows, int window, const KvStore& store) {
+  const int block_size = store.view.block_size;
+  require(window >= 0, "window must not be negative");
+  const AttentionSpans spans{static_cast<int>(context_lens.shape(0)), span_starts.data(), context_lens.data(),
+                             block_tables.data(), static_cast<int64_t>(block_tables.shape(1))};
+  require_length("span_starts", span_starts, spans.count + 1);
+  require_length("block_tables", block_tables, spans.count);
+  require(spans.starts[0] == 0 && spans.starts[spans.count] == rows,
+          "span_starts must run from 0 to the number of rows");
+  for (int s = 0; s < spans.count; ++s) {
+    const int64_t tokens = static_cast<int64_t>(spans.starts[s + 1]) - spans.starts[s];
+    const int64_t context = spans.context_lens[s];
+    require(tokens >= 0 && context >= 0, "span_starts must ascend and context_lens must not be negative");
+    if (tokens == 0) continue;
+    const int64_t first = window > 0 && context >= window ? (context - window + 1) / block_size : 0;
+    const int64_t last = (context + tokens + block_size - 1) / block_size;
+    require(last <= spans.width, std::to_string(context + tokens) + " tokens need " + std::to_string(last) +
+                                     " blocks, but the block table has " + std::to_string(spans.width));
+    require_range("block", spans.block_tables + s * spans.width + first, last - first, store.num_blocks);
+  }
+  return spans;
+}
+
+void bind_layers(nb::class_<Cpu>& cpu) {
+  cpu.def("linear", &linear, nb::arg("x").noconvert(), nb::arg("weight"), nb::arg("out").noconvert())
+      .def("embed", &embed, nb::arg("ids").noconvert(), nb::arg("table"), nb::arg("scale"), nb::arg("out").noconvert())
+      .def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(), nb::arg("eps"),
+           nb::arg("out").noconvert())
+      .def("add_rms_norm", &add_rms_norm, nb::arg("residual").noconvert(), nb::arg("update").noconvert(),
+           nb::arg("weight").noconvert(), nb::arg("eps"), nb::arg("out").noconvert())
+      .def("qk_norm", &qk_norm, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("q_weight").noconvert(),
+           nb::arg("k_weight").noconvert(), nb::arg("eps"))
+      .def("rope", &rope, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("positions").noconvert(),
+           nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("neighbours"))
+      .def("gated_activation", &gated_activation, nb::arg("gate_up").noconvert(), nb::arg("gelu"),
+           nb::arg("out").noconvert())
+      .def("softcap", &softcap, nb::arg("x").noconvert(), nb::arg("cap"))
+      .def("take_rows", &take_rows, nb::arg("x").noconvert(), nb::arg("rows").noconvert(), nb::arg("out").noconvert())
+      .def("write_kv", &write_kv, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("kv"), nb::arg("layer"),
+           nb::arg("kv_rows").noconvert())
+      .def("attention", &attention, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("kv"), nb::arg("layer"),
+           nb::arg("span_starts").noconvert(), nb::arg("context_lens").noconvert(), nb::arg("block_tables").noconvert(),
+           nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), nb::arg("out").noconvert());
+}
+
+}  // namespace paceline::bindings
