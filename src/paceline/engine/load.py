@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.fetch import resolve_model
 from paceline.checkpoint.open import open_checkpoint
+from paceline.checkpoint.source import Checkpoint
 from paceline.config import EngineConfig, read_environment
 from paceline.core.kv_manager import KvManager
 from paceline.core.scheduler import Scheduler, SchedulerLimits
@@ -24,8 +26,10 @@ from paceline.runner.memory import gib, resident_memory
 from paceline.runner.profile import size_kv
 from paceline.runner.runner import ModelRunner
 from paceline.sampling_params import SamplingParams
-from paceline.text.chat_template import load_chat_template
-from paceline.text.tokenizer import load_tokenizer
+from paceline.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from paceline.text.chat_template import ChatTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +52,6 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
     path = resolve_model(config.model, cache=environment.cache, offline=environment.offline, progress=progress)
     checkpoint = open_checkpoint(path)
     spec = read_spec(checkpoint)
-    override = None if config.tokenizer is None else Path(config.tokenizer)
-    tokenizer = load_tokenizer(checkpoint, override)
-    template = load_chat_template(
-        checkpoint, tokenizer, None if config.chat_template is None else Path(config.chat_template)
-    )
     opened = time.perf_counter()
 
     threads = config.num_threads or environment.num_threads
@@ -63,7 +62,11 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
             "they are quantised already"
         )
     max_positions = config.max_model_len or spec.max_position_embeddings
-    model = load_model(checkpoint, ops, max_positions=min(max_positions, spec.max_position_embeddings))
+    # Packing is native code, which leaves the interpreter to the text side.
+    with ThreadPoolExecutor(1) as executor:
+        text = executor.submit(_load_text, checkpoint, config)
+        model = load_model(checkpoint, ops, max_positions=min(max_positions, spec.max_position_embeddings))
+        tokenizer, template = text.result()
     if tokenizer.vocab_size > spec.vocab_size:
         raise CheckpointError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, more than the model's {spec.vocab_size}"
@@ -107,6 +110,14 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         gib(resident_memory()), ops.numerics, eos,
     )  # fmt: skip
     return LoadedEngine(Engine(Scheduler(limits, manager), runner), info)
+
+
+def _load_text(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+    from paceline.text.chat_template import load_chat_template  # Jinja's import is best done beside the packing, too
+
+    tokenizer = load_tokenizer(checkpoint, None if config.tokenizer is None else Path(config.tokenizer))
+    override = None if config.chat_template is None else Path(config.chat_template)
+    return tokenizer, load_chat_template(checkpoint, tokenizer, override)
 
 
 def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, float | int]:

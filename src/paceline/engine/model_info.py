@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from paceline.text.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)

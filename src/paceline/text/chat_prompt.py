@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RequestError
-from paceline.text.chat_template import ChatTemplate
 from paceline.text.messages import normalise_messages
 from paceline.text.stand_ins import map_strings, strings_in, unused_characters
 from paceline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from paceline.text.chat_template import ChatTemplate
 
 
 def encode_chat(

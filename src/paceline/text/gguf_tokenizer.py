@@ -16,6 +16,7 @@ from paceline.text.pretokenizers import PRE_TOKENIZERS
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+CONTROL_TYPES = (CONTROL, UNKNOWN)
 END_TEXTS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>",
     "<｜end▁of▁sentence｜>",
@@ -41,12 +42,11 @@ def _byte_level(keys: _Keys) -> TokenizerParts:
         raise keys.error("pre", f"is {name!r}, which is not known (those that are: {', '.join(PRE_TOKENIZERS)})")
     pre = PRE_TOKENIZERS[name]
     vocabulary = _Vocabulary(keys)
-    merges = []
-    for merge in keys.texts("merges"):
-        left, _, right = merge.partition(" ")
-        if not left or not right:
-            raise keys.error("merges", f"holds {merge!r}, which is not two tokens with a space between them")
-        merges.append((left, right))
+    texts = keys.texts("merges")
+    merges = [(left, right) for left, _, right in (text.partition(" ") for text in texts)]
+    if not all(map(all, merges)):
+        merge = next(text for text, pair in zip(texts, merges) if not all(pair))
+        raise keys.error("merges", f"holds {merge!r}, which is not two tokens with a space between them")
     backend = _backend(keys, lambda: models.BPE(vocabulary.ids, merges, ignore_merges=pre.whole_words))
     backend.pre_tokenizer = pre.build()
     return _finish(
@@ -141,17 +141,19 @@ class _Vocabulary:
     def __init__(self, keys: _Keys) -> None:
         # An empty entry cannot be told from others of its sort; it is never spelt by a text.
         self.tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(keys.texts("tokens"))]
-        self.types = keys.integers("token_type", len(self.tokens), default=NORMAL)
-        self.size = max((i + 1 for i, kind in enumerate(self.types) if kind != UNUSED), default=0)
+        self.types = keys.integers("token_type", len(self.tokens), default=NORMAL)[: len(self.tokens)]
+        self.size = len(self.types)
+        while self.size and self.types[self.size - 1] == UNUSED:
+            self.size -= 1
         if self.size == 0:
             raise keys.error("tokens", "is empty")
-        self.ids = {token: index for index, token in enumerate(self.tokens)}
+        self.ids = dict(zip(self.tokens, range(len(self.tokens))))
         if len(self.ids) != len(self.tokens):
             index = next(i for i, token in enumerate(self.tokens) if self.ids[token] != i)
             raise keys.error(
                 "tokens", f"holds {self.tokens[index]!r} twice, as {index} and {self.ids[self.tokens[index]]}"
             )
-        self.control = {text: i for i, text in enumerate(self.tokens) if self.types[i] in (CONTROL, UNKNOWN)}
+        self.control = {text: i for i, (text, kind) in enumerate(zip(self.tokens, self.types)) if kind in CONTROL_TYPES}
         self.user_defined = [text for text, kind in zip(self.tokens, self.types) if kind == USER_DEFINED]
 
 
@@ -179,13 +181,13 @@ class _Keys:
 
     def texts(self, key: str) -> list[str]:
         values = self._get(key, None)
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        if not isinstance(values, list) or not set(map(type, values)) <= {str}:
             raise self.error(key, "must be a list of strings")
         return values
 
     def integers(self, key: str, count: int, default: int) -> list[int]:
         values = self._get(key, [default] * count)
-        if not isinstance(values, list) or not all(type(value) is int for value in values):
+        if not isinstance(values, list) or not set(map(type, values)) <= {int}:
             raise self.error(key, "must be a list of integers")
         self._check_count(key, len(values), count)
         return values
