@@ -183,24 +183,69 @@ def test_grouped_encodings_keep_their_values(rng: np.random.Generator, encoding:
     assert np.all(np.abs(packed_values(CpuOps(1), raw) - exact) <= error * size + 1e-30)
 
 
-@pytest.mark.parametrize(("form", "steps"), [("int8", 254), ("int4", 15)])
 @pytest.mark.parametrize("num_inputs", [64, 70])
-def test_quantization_rounds_to_the_nearest_step(
-    rng: np.random.Generator, form: str, steps: int, num_inputs: int
-) -> None:
+def test_int8_quantization_rounds_to_the_nearest_step(rng: np.random.Generator, num_inputs: int) -> None:
     raw = random_tensor((20, num_inputs), Encoding.BF16, rng)
-    exact = to_float32(raw)
-    ops = CpuOps(1, quantization=form)
-    assert ops.pack_linear([raw]).form == f"{form}-g32"
-    values = packed_values(ops, raw)
-    for group in range(0, num_inputs, 32):
-        part, got = exact[:, group : group + 32], values[:, group : group + 32]
-        if form == "int8":
-            step = np.abs(part).max(axis=1, keepdims=True) / 127
-        else:
-            inputs = np.pad(part, ((0, 0), (0, 32 - part.shape[1])))
-            step = (inputs.max(axis=1, keepdims=True) - inputs.min(axis=1, keepdims=True)) / steps
-        assert np.all(np.abs(got - part) <= 0.55 * step)
+    exact, values = groups_of(to_float32(raw)), groups_of(packed_values(CpuOps(1, quantization="int8"), raw))
+    step = np.abs(exact).max(axis=2, keepdims=True) / 127
+    assert np.all(np.abs(values - exact) <= 0.55 * step)
+
+
+def groups_of(matrix: Array) -> Array:
+    """[N, K] -> [N, groups, 32], with zeros after the last input."""
+    padded = np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % 32)))
+    return padded.reshape(len(matrix), -1, 32)
+
+
+@pytest.mark.parametrize("num_inputs", [64, 70])
+def test_int4_quantization_errs_less_than_steps_between_the_extremes(rng: np.random.Generator, num_inputs: int) -> None:
+    raw = random_tensor((200, num_inputs), Encoding.BF16, rng)
+    exact, values = groups_of(to_float32(raw)), groups_of(packed_values(CpuOps(1, quantization="int4"), raw))
+    low, high = exact.min(axis=2, keepdims=True), exact.max(axis=2, keepdims=True)
+    plain = low + (high - low) / 15 * np.rint((exact - low) / (high - low) * 15)
+    errors, plain_errors = (((v - exact) ** 2).sum(axis=2) for v in (values, plain))
+    assert np.all(errors <= 1.01 * plain_errors)
+    assert errors.sum() < 0.85 * plain_errors.sum()
+
+
+def test_int4_quantization_finds_a_grid_that_is_there(rng: np.random.Generator) -> None:
+    codes = rng.integers(0, 16, (20, 96))
+    codes[:, ::32], codes[:, 1::32] = 0, 15
+    values = (codes * 0.125 - 1.5).astype(np.float32)
+    values[3] = 0.75  # a row without any spread
+    values[4, :32] = 1000 + codes[4, :32]  # far from zero
+    raw = RawTensor("grid", values.shape, Encoding.F32, values.reshape(-1).view(np.uint8))
+    assert np.allclose(packed_values(CpuOps(1, quantization="int4"), raw), values, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_quantization_gives_equal_bits_on_every_instruction_set(rng: np.random.Generator, form: str) -> None:
+    raw, x = random_tensor((83, 320), Encoding.BF16, rng), normal(rng, 3, 320)
+    results = {}
+    for level in LEVELS:
+        ops = CpuOps(2, level, form)
+        results[level] = ops.linear(x, ops.pack_linear([raw]))
+    assert_equal_on_all_levels(results)
+
+
+def test_rows_of_different_encodings_share_a_panel(rng: np.random.Generator) -> None:
+    raws = [random_tensor((7, 256), e, rng) for e in (Encoding.BF16, Encoding.Q4_1, Encoding.F32, Encoding.Q4_K)]
+    ops = CpuOps(1, quantization="int4")
+    x = normal(rng, 2, 256)
+    together = ops.pack_linear(raws)
+    assert together.form == "int4-g32"
+    apart = np.concatenate([ops.linear(x, ops.pack_linear([raw])) for raw in raws], axis=1)
+    assert np.array_equal(ops.linear(x, together), apart)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_weights_that_are_not_finite_are_refused(rng: np.random.Generator, form: str, bad: float) -> None:
+    values = normal(rng, 20, 64)
+    values[17, 40] = bad
+    raw = RawTensor("blk.0.weight", values.shape, Encoding.F32, values.reshape(-1).view(np.uint8))
+    with pytest.raises(ValueError, match=r"blk\.0\.weight.*not finite"):
+        CpuOps(1, quantization=form).pack_linear([raw])
 
 
 def test_weights_beyond_float16_scales_are_refused(rng: np.random.Generator) -> None:

@@ -38,15 +38,19 @@ void k_scale(const uint8_t* packed, int j, int& scale, int& minimum) {
 
 void decode_q5(const uint8_t* block, bool with_minimum, float* out) {
   const float scale = read_half(block);
-  const float minimum = with_minimum ? read_half(block + 2) : -16.0f * scale;
+  const float minimum = with_minimum ? read_half(block + 2) : 0.0f;
   const uint8_t* high = block + (with_minimum ? 4 : 2);
   const uint32_t fifth = read<uint32_t>(high);
   const uint8_t* low = high + 4;
+  int codes[32];
   for (int j = 0; j < 16; ++j) {
-    const int a = (low[j] & 15) | (fifth >> j & 1) << 4;
-    const int b = low[j] >> 4 | (fifth >> (j + 16) & 1) << 4;
-    out[j] = with_minimum ? scale * a + minimum : scale * (a - 16);
-    out[j + 16] = with_minimum ? scale * b + minimum : scale * (b - 16);
+    codes[j] = (low[j] & 15) | (fifth >> j & 1) << 4;
+    codes[j + 16] = low[j] >> 4 | (fifth >> (j + 16) & 1) << 4;
+  }
+  if (with_minimum) {
+    for (int j = 0; j < 32; ++j) out[j] = scale * codes[j] + minimum;
+  } else {
+    for (int j = 0; j < 32; ++j) out[j] = scale * (codes[j] - 16);
   }
 }
 
@@ -69,24 +73,25 @@ void decode_q6_k(const uint8_t* block, float* out) {
   const uint8_t *low = block, *high = block + 128;
   const int8_t* scales = reinterpret_cast<const int8_t*>(block + 192);
   const float d = read_half(block + 208);
-  for (int i = 0; i < 256; ++i) {
-    const int half = i / 128, quarter = i % 128 / 32, l = i % 32;
-    const uint8_t byte = low[64 * half + 32 * (quarter % 2) + l];
-    const int code = (quarter < 2 ? byte & 15 : byte >> 4) | (high[32 * half + l] >> (2 * quarter) & 3) << 4;
-    out[i] = d * scales[i / 16] * (code - 32);
+  for (int half = 0; half < 2; ++half, low += 64, high += 32) {
+    for (int quarter = 0; quarter < 4; ++quarter, scales += 2, out += 32) {
+      const int low_shift = quarter / 2 * 4, high_shift = 2 * quarter;
+      const uint8_t* nibbles = low + 32 * (quarter % 2);
+      for (int i = 0; i < 32; ++i) {
+        const int code = (nibbles[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4;
+        out[i] = d * scales[i / 16] * (code - 32);
+      }
+    }
   }
 }
 
 void decode_block(Encoding encoding, const uint8_t* block, float* out) {
   switch (encoding) {
     case Encoding::F32:
-      out[0] = read<float>(block);
-      return;
+    case Encoding::BF16:
+      return;  // decode does these at once
     case Encoding::F16:
       out[0] = read_half(block);
-      return;
-    case Encoding::BF16:
-      out[0] = bf16_to_float(read<uint16_t>(block));
       return;
     case Encoding::Q5_0:
       return decode_q5(block, false, out);
@@ -103,14 +108,14 @@ void decode_block(Encoding encoding, const uint8_t* block, float* out) {
       return decode_q6_k(block, out);
     case Encoding::Q4_0: {
       const NibbleGroup group = nibble_group(encoding, block, 0);
-      for (int j = 0; j < 32; ++j) out[j] = group.scale * (group.codes[j] - 8);
+      for (int j = 0; j < 32; ++j) out[j] = group.scale * (group.code(j) - 8);
       return;
     }
     case Encoding::Q4_1:
     case Encoding::Q4_K:
       for (int g = 0; g < block_elements(encoding) / 32; ++g) {
         const NibbleGroup group = nibble_group(encoding, block, g);
-        for (int j = 0; j < 32; ++j) out[32 * g + j] = group.scale * group.codes[j] + group.minimum;
+        for (int j = 0; j < 32; ++j) out[32 * g + j] = group.scale * group.code(j) + group.minimum;
       }
       return;
   }
@@ -160,6 +165,14 @@ uint16_t float_to_half(float x) {
 }
 
 void decode(Encoding encoding, const uint8_t* data, int64_t elements, float* out) {
+  if (encoding == Encoding::F32) {
+    std::memcpy(out, data, static_cast<size_t>(elements) * sizeof(float));
+    return;
+  }
+  if (encoding == Encoding::BF16) {
+    for (int64_t i = 0; i < elements; ++i) out[i] = bf16_to_float(read<uint16_t>(data + 2 * i));
+    return;
+  }
   const int step = block_elements(encoding), bytes = block_bytes(encoding);
   for (int64_t i = 0; i < elements; i += step, data += bytes, out += step) decode_block(encoding, data, out);
 }
@@ -174,18 +187,17 @@ NibbleGroup nibble_group(Encoding encoding, const uint8_t* row, int64_t group) {
     r.scale = read_half(block) * scale;
     r.minimum = -(read_half(block + 2) * minimum);
     const uint8_t* nibbles = block + 16 + j / 2 * 32;
-    for (int i = 0; i < 32; ++i) r.codes[i] = j % 2 ? nibbles[i] >> 4 : nibbles[i] & 15;
+    for (int i = 0; i < 16; ++i) {
+      r.codes[i] = static_cast<uint8_t>(j % 2 ? nibbles[i] >> 4 | (nibbles[i + 16] & 0xf0)
+                                              : (nibbles[i] & 15) | nibbles[i + 16] << 4);
+    }
     return r;
   }
   const uint8_t* block = row + group * block_bytes(encoding);
   const bool with_minimum = encoding == Encoding::Q4_1;
   r.scale = read_half(block);
   r.minimum = with_minimum ? read_half(block + 2) : -8.0f * r.scale;
-  const uint8_t* nibbles = block + (with_minimum ? 4 : 2);
-  for (int i = 0; i < 16; ++i) {
-    r.codes[i] = nibbles[i] & 15;
-    r.codes[i + 16] = nibbles[i] >> 4;
-  }
+  std::memcpy(r.codes, block + (with_minimum ? 4 : 2), sizeof r.codes);
   return r;
 }
 

@@ -30,8 +30,9 @@ void decode(Encoding encoding, const uint8_t* data, int64_t elements, float* out
 
 // A group of 32 as code * scale + minimum, codes 0..15; for Q4_0, Q4_1 and Q4_K.
 struct NibbleGroup {
-  uint8_t codes[32];
+  uint8_t codes[16];  // low halves: elements 0..15, high halves: elements 16..31
   float scale, minimum;
+  int code(int i) const { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; }
 };
 NibbleGroup nibble_group(Encoding encoding, const uint8_t* row, int64_t group);
 

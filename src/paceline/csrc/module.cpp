@@ -43,7 +43,7 @@ PackedLinear pack_linear(Cpu& cpu, const std::vector<std::tuple<std::string, int
   const float* bias_data = bias.shape(0) > 0 ? bias.data() : nullptr;
   const Quantization target = parse_quantization(quantization);
   const Turn turn(cpu);
-  return paceline::pack_linear(packed, inputs, bias_data, target, cpu.machine.pool);
+  return paceline::pack_linear(packed, inputs, bias_data, target, cpu.machine);
 }
 
 std::vector<std::string> level_names() {

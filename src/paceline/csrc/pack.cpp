@@ -2,16 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
-#include "kernels/kernels.h"
-
 namespace paceline {
 namespace {
-
-bool is_dense(Encoding encoding) { return block_elements(encoding) == 1; }
 
 int64_t panel_bytes(Form form, int64_t inputs) {
   const int64_t groups = (inputs + kGroup - 1) / kGroup;
@@ -30,100 +25,100 @@ int64_t panel_bytes(Form form, int64_t inputs) {
   return 0;
 }
 
-// One row's place in its panel; `lane` is the row's number there.
+// Word i of a row becomes word i of a lane: the words of a panel, and those of a group in it, lie [i][lane].
+void put_words(const uint8_t* row, int64_t words, uint8_t* target, int lane) {
+  for (int64_t i = 0; i < words; ++i) std::memcpy(target + (i * kPanel + lane) * 4, row + i * 4, 4);
+}
+
 void pack_dense_row(Form form, const uint8_t* row, int64_t inputs, uint8_t* panel, int lane) {
-  for (int64_t k = 0; k < inputs; ++k) {
-    if (form == Form::f32) {
-      std::memcpy(panel + (k * kPanel + lane) * 4, row + k * 4, 4);
-    } else if (form == Form::f16) {
-      std::memcpy(panel + (k * kPanel + lane) * 2, row + k * 2, 2);
-    } else {
-      std::memcpy(panel + (k / 2 * 2 * kPanel + lane * 2 + k % 2) * 2, row + k * 2, 2);
-    }
+  if (form == Form::f32) {
+    put_words(row, inputs, panel, lane);
+  } else if (form == Form::bf16) {
+    put_words(row, inputs / 2, panel, lane);
+    if (inputs % 2) std::memcpy(panel + (inputs / 2 * kPanel + lane) * 4, row + (inputs - 1) * 2, 2);
+  } else {
+    for (int64_t k = 0; k < inputs; ++k) std::memcpy(panel + (k * kPanel + lane) * 2, row + k * 2, 2);
   }
 }
 
-void put_int8(const int8_t* quants, uint16_t scale, Int8Group& group, int lane) {
-  for (int s = 0; s < 8; ++s) std::memcpy(group.quants[s][lane], quants + 4 * s, 4);
-  group.scales[lane] = scale;
+// Encodings whose quants go into a packed form as they are. Their groups hold the words in our order.
+bool keeps_quants(Encoding encoding) {
+  return encoding == Encoding::Q8_0 || encoding == Encoding::Q4_0 || encoding == Encoding::Q4_1 ||
+         encoding == Encoding::Q4_K;
 }
 
-void put_int4(const uint8_t* codes, uint16_t scale, uint16_t minimum, Int4Group& group, int lane) {
-  for (int s = 0; s < 4; ++s) {
-    for (int i = 0; i < 4; ++i) {
-      group.quants[s][lane][i] = static_cast<uint8_t>(codes[4 * s + i] | codes[4 * s + i + 16] << 4);
-    }
-  }
-  group.scales[lane] = scale;
-  group.minima[lane] = minimum;
-}
-
-// Symmetric: the scale is the largest magnitude / 127 as float16, and the quants are rounded with what that came to.
-bool quantize_int8(const float* x, Int8Group& group, int lane) {
-  float largest = 0.0f;
-  for (int i = 0; i < kGroup; ++i) largest = std::max(largest, std::fabs(x[i]));
-  const uint16_t half = float_to_half(largest / 127.0f);
-  const float scale = half_to_float(half);
-  int8_t quants[kGroup];
-  for (int i = 0; i < kGroup; ++i) {
-    const float q = scale > 0.0f ? std::nearbyint(x[i] / scale) : 0.0f;
-    quants[i] = static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, q)));
-  }
-  put_int8(quants, half, group, lane);
-  return std::isfinite(scale);
-}
-
-// Asymmetric: the smallest and the largest number are codes 0 and 15.
-bool quantize_int4(const float* x, Int4Group& group, int lane) {
-  const auto [low, high] = std::minmax_element(x, x + kGroup);
-  const uint16_t half_minimum = float_to_half(*low);
-  const float minimum = half_to_float(half_minimum);
-  const uint16_t half_scale = float_to_half((*high - minimum) / 15.0f);
-  const float scale = half_to_float(half_scale);
-  uint8_t codes[kGroup];
-  for (int i = 0; i < kGroup; ++i) {
-    const float q = scale > 0.0f ? std::nearbyint((x[i] - minimum) / scale) : 0.0f;
-    codes[i] = static_cast<uint8_t>(std::min(15.0f, std::max(0.0f, q)));
-  }
-  put_int4(codes, half_scale, half_minimum, group, lane);
-  return std::isfinite(scale) && std::isfinite(minimum);
-}
-
-bool pack_quantized_row(Form form, Encoding encoding, const uint8_t* row, int64_t inputs, uint8_t* panel, int lane) {
-  const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  auto* int8_groups = reinterpret_cast<Int8Group*>(panel);
-  auto* int4_groups = reinterpret_cast<Int4Group*>(panel);
-  if (encoding == Encoding::Q8_0) {
-    for (int64_t g = 0; g < groups; ++g) {
+void pack_quants(Encoding encoding, const uint8_t* row, int64_t inputs, uint8_t* panel, int lane) {
+  for (int64_t g = 0; g < inputs / kGroup; ++g) {
+    if (encoding == Encoding::Q8_0) {
+      Int8Group& group = reinterpret_cast<Int8Group*>(panel)[g];
       const uint8_t* block = row + g * block_bytes(encoding);
-      uint16_t scale;
-      std::memcpy(&scale, block, 2);
-      put_int8(reinterpret_cast<const int8_t*>(block + 2), scale, int8_groups[g], lane);
+      std::memcpy(&group.scales[lane], block, 2);
+      put_words(block + 2, 8, reinterpret_cast<uint8_t*>(group.quants), lane);
+    } else {
+      Int4Group& group = reinterpret_cast<Int4Group*>(panel)[g];
+      const NibbleGroup nibbles = nibble_group(encoding, row, g);
+      group.scales[lane] = float_to_half(nibbles.scale);
+      group.minima[lane] = float_to_half(nibbles.minimum);
+      put_words(nibbles.codes, 4, reinterpret_cast<uint8_t*>(group.quants), lane);
     }
-    return true;
   }
-  if (form == Form::int4 && !is_dense(encoding)) {
-    for (int64_t g = 0; g < groups; ++g) {
-      const NibbleGroup group = nibble_group(encoding, row, g);
-      put_int4(group.codes, float_to_half(group.scale), float_to_half(group.minimum), int4_groups[g], lane);
+}
+
+// A row as it lies in its file.
+struct Row {
+  Encoding encoding;
+  const uint8_t* data;
+};
+
+std::vector<Row> rows_of(const std::vector<Part>& parts, int64_t inputs) {
+  std::vector<Row> rows;
+  for (const Part& part : parts) {
+    const int64_t stride = row_bytes(part.encoding, inputs);
+    for (int64_t r = 0; r < part.rows; ++r) rows.push_back({part.encoding, part.data + r * stride});
+  }
+  return rows;
+}
+
+// Rounds the rows of a panel that have no quants of our form. False if a weight or its scale does not fit.
+bool quantize_panel(Form form, const Row* rows, int lanes, int64_t inputs, const Kernels& kernels, uint8_t* panel) {
+  const int64_t groups = (inputs + kGroup - 1) / kGroup;
+  std::vector<float> numbers(static_cast<size_t>(kPanel * groups * kGroup), 0.0f);
+  for (int lane = 0; lane < lanes; ++lane) {
+    if (!keeps_quants(rows[lane].encoding)) {
+      decode(rows[lane].encoding, rows[lane].data, inputs, numbers.data() + lane * groups * kGroup);
     }
-    return true;
   }
-  std::vector<float> numbers(static_cast<size_t>(groups) * kGroup, 0.0f);
-  decode(encoding, row, inputs, numbers.data());
   bool fits = true;
   for (int64_t g = 0; g < groups; ++g) {
-    const float* x = numbers.data() + g * kGroup;
-    fits &= form == Form::int8 ? quantize_int8(x, int8_groups[g], lane) : quantize_int4(x, int4_groups[g], lane);
+    float x[kGroup * kPanel];
+    for (int lane = 0; lane < kPanel; ++lane) {
+      const float* row = numbers.data() + (lane * groups + g) * kGroup;
+      for (int k = 0; k < kGroup; ++k) x[k * kPanel + lane] = row[k];
+    }
+    fits &= form == Form::int8 ? kernels.quantize_weights_int8(x, reinterpret_cast<Int8Group*>(panel)[g])
+                               : kernels.quantize_weights_int4(x, reinterpret_cast<Int4Group*>(panel)[g]);
   }
   return fits;
 }
 
-Section pack_section(const std::vector<Part>& parts, Form form, int inputs, const float* bias, ThreadPool& pool) {
-  Section section{form, 0, 0, panel_bytes(form, inputs), {}, {}};
-  std::vector<int64_t> starts{0};
-  for (const Part& part : parts) starts.push_back(starts.back() + part.rows);
-  section.outputs = static_cast<int>(starts.back());
+bool pack_panel(Form form, const Row* rows, int lanes, int64_t inputs, const Kernels& kernels, uint8_t* panel) {
+  if (form != Form::int8 && form != Form::int4) {
+    for (int lane = 0; lane < lanes; ++lane) pack_dense_row(form, rows[lane].data, inputs, panel, lane);
+    return true;
+  }
+  bool fits = true;
+  const auto keeps = [](const Row& row) { return keeps_quants(row.encoding); };
+  if (!std::all_of(rows, rows + lanes, keeps)) fits = quantize_panel(form, rows, lanes, inputs, kernels, panel);
+  // Over the zeros that rounding has left in their lanes.
+  for (int lane = 0; lane < lanes; ++lane) {
+    if (keeps(rows[lane])) pack_quants(rows[lane].encoding, rows[lane].data, inputs, panel, lane);
+  }
+  return fits;
+}
+
+Section pack_section(const std::vector<Part>& parts, Form form, int inputs, const float* bias, Machine& machine) {
+  const std::vector<Row> rows = rows_of(parts, inputs);
+  Section section{form, static_cast<int>(rows.size()), 0, panel_bytes(form, inputs), {}, {}};
   section.panels = (section.outputs + kPanel - 1) / kPanel;
   section.weights = Buffer(section.panels * section.panel_bytes);
   if (bias) {
@@ -131,24 +126,13 @@ Section pack_section(const std::vector<Part>& parts, Form form, int inputs, cons
     std::copy(bias, bias + section.outputs, section.bias.begin());
   }
   std::atomic<bool> fits{true};
-  pool.run([&](int thread) {
-    const Share mine = share_of(section.panels, pool.size(), thread);
+  machine.pool.run([&](int thread) {
+    const Share mine = share_of(section.panels, machine.pool.size(), thread);
     for (int64_t p = mine.first; p < mine.last; ++p) {
       uint8_t* panel = section.weights.data() + p * section.panel_bytes;
-      const bool partial = (p + 1) * kPanel > section.outputs;
-      if (partial || (form == Form::bf16 && inputs % 2)) std::memset(panel, 0, section.panel_bytes);
-      for (int lane = 0; lane < kPanel && p * kPanel + lane < section.outputs; ++lane) {
-        const int64_t output = p * kPanel + lane;
-        const auto index = std::upper_bound(starts.begin(), starts.end(), output) - starts.begin() - 1;
-        const Part& part = parts[static_cast<size_t>(index)];
-        const uint8_t* row =
-            part.data + (output - starts[static_cast<size_t>(index)]) * row_bytes(part.encoding, inputs);
-        if (form == Form::int8 || form == Form::int4) {
-          if (!pack_quantized_row(form, part.encoding, row, inputs, panel, lane)) fits = false;
-        } else {
-          pack_dense_row(form, row, inputs, panel, lane);
-        }
-      }
+      const int lanes = static_cast<int>(std::min<int64_t>(kPanel, section.outputs - p * kPanel));
+      if (lanes < kPanel || (form == Form::bf16 && inputs % 2)) std::memset(panel, 0, section.panel_bytes);
+      if (!pack_panel(form, rows.data() + p * kPanel, lanes, inputs, machine.kernels, panel)) fits = false;
     }
   });
   if (!fits) throw std::invalid_argument("the weights are too large (or not finite) for a float16 scale");
@@ -199,7 +183,7 @@ int64_t PackedLinear::bytes() const {
 }
 
 PackedLinear pack_linear(const std::vector<Part>& parts, int inputs, const float* bias, Quantization quantization,
-                         ThreadPool& pool) {
+                         Machine& machine) {
   PackedLinear linear(inputs);
   for (size_t first = 0; first < parts.size();) {
     const Form form = form_of(parts[first].encoding, quantization);
@@ -207,7 +191,8 @@ PackedLinear pack_linear(const std::vector<Part>& parts, int inputs, const float
     while (last < parts.size() && form_of(parts[last].encoding, quantization) == form) ++last;
     const std::vector<Part> run(parts.begin() + static_cast<std::ptrdiff_t>(first),
                                 parts.begin() + static_cast<std::ptrdiff_t>(last));
-    linear.sections.push_back(pack_section(run, form, inputs, bias ? bias + linear.outputs : nullptr, pool));
+    const float* part_bias = bias ? bias + linear.outputs : nullptr;
+    linear.sections.push_back(pack_section(run, form, inputs, part_bias, machine));
     linear.outputs += linear.sections.back().outputs;
     first = last;
   }

@@ -5,7 +5,7 @@
 
 #include "buffer.h"
 #include "encodings.h"
-#include "thread_pool.h"
+#include "team.h"
 
 namespace paceline {
 
@@ -48,6 +48,6 @@ Form form_of(Encoding encoding, Quantization quantization);
 // Stacks the parts; neighbours of one form share a section. bias is null or has as many numbers as there are outputs.
 // Throws std::invalid_argument if a scale does not fit float16.
 PackedLinear pack_linear(const std::vector<Part>& parts, int inputs, const float* bias, Quantization quantization,
-                         ThreadPool& pool);
+                         Machine& machine);
 
 }  // namespace paceline

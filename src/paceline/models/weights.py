@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from paceline.checkpoint.file_map import drop_pages
 from paceline.checkpoint.source import Checkpoint
 from paceline.errors import CheckpointError
 from paceline.models.decoder import Decoder, DecoderLayer
@@ -28,14 +29,16 @@ def load_model(checkpoint: Checkpoint, ops: Ops, *, max_positions: int) -> Decod
     spec, names = read_spec(checkpoint), tensor_names(checkpoint)
     _check_tensors(checkpoint, spec, names)
     packer = _Packer(spec, names, checkpoint.tensors, ops)
-    ropes = {layer.rope: build_rope_table(layer.rope, max_positions) for layer in spec.layers}
+    # The largest matrix first, while there is little else in memory: it stands there twice for a moment.
+    head = packer.linear(["embedding" if spec.tied_head else "head"])
+    ropes = {rope: build_rope_table(rope, max_positions) for rope in {layer.rope for layer in spec.layers}}
     return Decoder(
         spec=spec,
         ops=ops,
         embedding=ops.pack_embedding(packer.raw("embedding.weight")),
         layers=tuple(packer.layer(i, ropes[layer.rope]) for i, layer in enumerate(spec.layers)),
         final_norm=packer.norm("final_norm"),
-        head=packer.linear(["embedding" if spec.tied_head else "head"]),
+        head=head,
     )
 
 
@@ -143,7 +146,10 @@ class _Packer:
     def linear(self, stems: list[str], layer: int = 0, *, bias: bool = False) -> Linear:
         """The stems' matrices stacked, and their biases."""
         weights = [self.raw(f"{stem}.weight", layer) for stem in stems]
-        return self._ops.pack_linear(weights, [self.raw(f"{stem}.bias", layer) for stem in stems] if bias else [])
+        packed = self._ops.pack_linear(weights, [self.raw(f"{stem}.bias", layer) for stem in stems] if bias else [])
+        for weight in weights:
+            drop_pages(weight.data)
+        return packed
 
     def layer(self, i: int, rope: RopeTable) -> DecoderLayer:
         spec = self._spec

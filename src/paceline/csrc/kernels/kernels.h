@@ -107,6 +107,10 @@ struct Kernels {
   void (*linear_int4)(const uint8_t* block, int rows, int groups, const PanelRange& range);
   void (*linear_dense)(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range);
 
+  // 16 rows' weights x[kGroup][kPanel], rounded. False if one is not finite, or too large for a float16 scale.
+  bool (*quantize_weights_int8)(const float* x, Int8Group& group);
+  bool (*quantize_weights_int4)(const float* x, Int4Group& group);
+
   void (*rms_norm)(const float* x, const float* weight, float eps, int rows, int width, float* out);
   void (*add_rms_norm)(float* residual, const float* update, const float* weight, float eps, int rows, int width,
                        float* out);

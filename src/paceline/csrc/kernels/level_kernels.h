@@ -9,6 +9,8 @@ void quantize_rows(const float* x, int64_t stride, int rows, int inputs, uint8_t
 void linear_int8(const uint8_t* block, int rows, int groups, const PanelRange& range);
 void linear_int4(const uint8_t* block, int rows, int groups, const PanelRange& range);
 void linear_dense(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range);
+bool quantize_weights_int8(const float* x, Int8Group& group);
+bool quantize_weights_int4(const float* x, Int4Group& group);
 void rms_norm(const float* x, const float* weight, float eps, int rows, int width, float* out);
 void add_rms_norm(float* residual, const float* update, const float* weight, float eps, int rows, int width,
                   float* out);

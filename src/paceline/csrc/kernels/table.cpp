@@ -16,6 +16,8 @@ const Kernels table = {
     linear_int8,
     linear_int4,
     linear_dense,
+    quantize_weights_int8,
+    quantize_weights_int4,
     rms_norm,
     add_rms_norm,
     qk_norm,
