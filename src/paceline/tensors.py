@@ -78,6 +78,10 @@ class Heads:
     def row(self) -> int:
         return (self.num_q + 2 * self.num_kv) * self.head_dim
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.num_q, self.num_kv, self.head_dim
+
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:

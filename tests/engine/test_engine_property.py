@@ -198,4 +198,4 @@ def test_every_answer_equals_its_solo_run(implementation: Implementation, first:
     model = random_model(ops)
     begin = 2 * NUM_SCENARIOS * threads + first
     preemptions = [check_scenario(model, ops, seed) for seed in range(begin, begin + NUM_SCENARIOS)]
-    assert sum(count > 0 for count in preemptions) > NUM_SCENARIOS // 20, "the scenarios hardly ever preempt"
+    assert sum(count > 0 for count in preemptions) >= NUM_SCENARIOS // 20, "the scenarios hardly ever preempt"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.models.decoder import Decoder
-from paceline.ops.api import KvStore
+from paceline.ops.api import KvStore, LayerOps
 from paceline.ops.reference import ReferenceOps
 from paceline.runner.runner import ModelRunner
 from paceline.tensors import Batch, FloatArray, KvLayout
@@ -25,6 +25,9 @@ class Treacherous:
     @property
     def kv_layout(self) -> KvLayout:
         return self._model.kv_layout
+
+    def with_ops(self, ops: LayerOps) -> Treacherous:
+        return Treacherous(self._model.with_ops(ops), raises=self._raises)
 
     def forward(self, batch: Batch, kv: KvStore) -> FloatArray:
         bad = batch.token_ids == POISON

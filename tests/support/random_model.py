@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from paceline.checkpoint.source import Checkpoint, CheckpointFormat
 from paceline.models.decoder import Decoder
-from paceline.models.weights import load_model
+from paceline.models.registry import read_spec, tensor_names
+from paceline.models.weights import expected_tensors, load_model
 from paceline.ops.api import Ops
 from paceline.tensors import Encoding, RawTensor
 
@@ -19,40 +21,17 @@ CONTEXT = 128
 
 
 def random_checkpoint(seed: int = 0, **changes: Any) -> Checkpoint:
-    """A checkpoint in memory with two layers, four query and two key-value heads."""
+    """A checkpoint in memory with two layers, four query and two key-value heads: a llama, unless that is changed."""
     config = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
         "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
         "tie_word_embeddings": False, **changes,
     }  # fmt: skip
-    hidden, width, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    q, kv = config["num_attention_heads"] * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": (vocab, hidden),
-    }
-    for layer in range(config["num_hidden_layers"]):
-        stem = f"model.layers.{layer}."
-        shapes |= {
-            stem + "input_layernorm.weight": (hidden,),
-            stem + "post_attention_layernorm.weight": (hidden,),
-            stem + "self_attn.q_proj.weight": (q, hidden),
-            stem + "self_attn.k_proj.weight": (kv, hidden),
-            stem + "self_attn.v_proj.weight": (kv, hidden),
-            stem + "self_attn.o_proj.weight": (hidden, q),
-            stem + "mlp.gate_proj.weight": (width, hidden),
-            stem + "mlp.up_proj.weight": (width, hidden),
-            stem + "mlp.down_proj.weight": (hidden, width),
-        }
+    empty = Checkpoint(Path("random"), CheckpointFormat.SAFETENSORS, config, {})
+    shapes = expected_tensors(read_spec(empty), tensor_names(empty))
     rng = np.random.default_rng(seed)
-    return Checkpoint(
-        Path("random"),
-        CheckpointFormat.SAFETENSORS,
-        config,
-        {name: _random_tensor(name, shape, rng) for name, shape in shapes.items()},
-    )
+    return replace(empty, tensors={name: _random_tensor(name, shape, rng) for name, shape in shapes.items()})
 
 
 def random_model(ops: Ops, seed: int = 0, **changes: Any) -> Decoder:

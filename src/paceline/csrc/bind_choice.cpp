@@ -8,14 +8,14 @@ namespace {
 // Lists of token ids by row: starts [rows + 1], and as many ids as the last one says.
 void require_lists(const char* name, const Ints& starts, const Ints& ids, int64_t rows, int64_t width) {
   require_length("starts", starts, rows + 1);
-  require(starts.data()[0] == 0, std::string(name) + "_starts must begin with 0");
+  if (starts.data()[0] != 0) refuse(std::string(name) + "_starts must begin with 0");
   for (int64_t r = 0; r < rows; ++r) {
-    require(starts.data()[r] <= starts.data()[r + 1], std::string(name) + "_starts must ascend");
+    if (starts.data()[r] > starts.data()[r + 1]) refuse(std::string(name) + "_starts must ascend");
   }
   // More ids than the rows use are checked too.
   const int64_t count = static_cast<int64_t>(ids.shape(0));
-  require(starts.data()[rows] <= count, std::string(name) + "_ids are fewer than " + name + "_starts say");
-  require_range((std::string("token id outside the vocabulary: ") + name + " id").c_str(), ids.data(), count, width);
+  if (starts.data()[rows] > count) refuse(std::string(name) + "_ids are fewer than " + name + "_starts say");
+  require_range("token id outside the vocabulary: id", ids.data(), count, width);
 }
 
 void edit_logits(Cpu& cpu, const FloatRowsOut& logits, int vocab_size, const Ints& allowed_rows,

@@ -110,7 +110,8 @@ void take_rows(Cpu& cpu, const FloatRows& x, const Ints& rows, const FloatRowsOu
 void write_kv(Cpu& cpu, const FloatRows& qkv, const Heads& heads, const KvStore& store, int layer,
               const Ints& kv_rows) {
   const HeadShape shape = head_shape(heads);
-  const KvView kv = store.layer(layer, shape);
+  store.require_layer(layer, shape);
+  const KvView kv = store.layer(layer);
   const int64_t rows = static_cast<int64_t>(qkv.shape(0));
   require_shape("qkv", qkv, rows, row_width(shape));
   require_length("kv_rows", kv_rows, rows);
@@ -124,7 +125,8 @@ void attention(Cpu& cpu, const FloatRows& qkv, const Heads& heads, const KvStore
                const Ints& span_starts, const Ints& context_lens, const IntRows& block_tables, float scale, int window,
                float softcap, const FloatRowsOut& out) {
   const HeadShape shape = head_shape(heads);
-  const KvView kv = store.layer(layer, shape);
+  store.require_layer(layer, shape);
+  const KvView kv = store.layer(layer);
   const int64_t rows = static_cast<int64_t>(qkv.shape(0));
   require_shape("qkv", qkv, rows, row_width(shape));
   require_shape("out", out, rows, static_cast<int64_t>(shape.num_q) * shape.head_dim);
@@ -156,8 +158,10 @@ AttentionSpans attention_spans(const Ints& span_starts, const Ints& context_lens
     if (tokens == 0) continue;
     const int64_t first = window > 0 && context >= window ? (context - window + 1) / block_size : 0;
     const int64_t last = (context + tokens + block_size - 1) / block_size;
-    require(last <= spans.width, std::to_string(context + tokens) + " tokens need " + std::to_string(last) +
-                                     " blocks, but the block table has " + std::to_string(spans.width));
+    if (last > spans.width) {
+      refuse(std::to_string(context + tokens) + " tokens need " + std::to_string(last) +
+             " blocks, but the block table has " + std::to_string(spans.width));
+    }
     require_range("block", spans.block_tables + s * spans.width + first, last - first, store.num_blocks);
   }
   return spans;

@@ -28,21 +28,23 @@ using FloatRowsOut = Array<float, 2>;
 using Ints = Array<const int32_t, 1>;
 using IntRows = Array<const int32_t, 2>;
 using Bytes = Array<const uint8_t, 1>;
+using BytesOut = Array<uint8_t, 1>;
 using IntsOut = Array<int32_t, 1>;
 using FloatsOut = Array<float, 1>;
 using IntRowsOut = Array<int32_t, 2>;
 
 template <class A>
 void require_shape(const char* name, const A& array, int64_t rows, int64_t columns) {
-  require(static_cast<int64_t>(array.shape(0)) == rows && static_cast<int64_t>(array.shape(1)) == columns,
-          std::string(name) + " must be [" + std::to_string(rows) + ", " + std::to_string(columns) + "], not [" +
-              std::to_string(array.shape(0)) + ", " + std::to_string(array.shape(1)) + "]");
+  if (static_cast<int64_t>(array.shape(0)) == rows && static_cast<int64_t>(array.shape(1)) == columns) return;
+  refuse(std::string(name) + " must be [" + std::to_string(rows) + ", " + std::to_string(columns) + "], not [" +
+         std::to_string(array.shape(0)) + ", " + std::to_string(array.shape(1)) + "]");
 }
 
 template <class A>
 void require_length(const char* name, const A& array, int64_t length) {
-  require(static_cast<int64_t>(array.shape(0)) == length, std::string(name) + " must have " + std::to_string(length) +
-                                                              " entries, not " + std::to_string(array.shape(0)));
+  if (static_cast<int64_t>(array.shape(0)) == length) return;
+  refuse(std::string(name) + " must have " + std::to_string(length) + " entries, not " +
+         std::to_string(array.shape(0)));
 }
 
 struct Embedding {
@@ -91,5 +93,6 @@ AttentionSpans attention_spans(const Ints& span_starts, const Ints& context_lens
 
 void bind_layers(nb::class_<Cpu>& cpu);
 void bind_choice(nb::class_<Cpu>& cpu);
+void bind_program(nb::module_& m);
 
 }  // namespace paceline::bindings

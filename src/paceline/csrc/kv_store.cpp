@@ -27,14 +27,10 @@ KvStore::KvStore(int num_layers, int num_kv, int head_dim, int num_blocks, int b
   view.data = reinterpret_cast<uint16_t*>(memory.data());
 }
 
-KvView KvStore::layer(int index, HeadShape heads) const {
+void KvStore::require_layer(int index, HeadShape heads) const {
   require(heads.num_kv == view.num_kv && heads.head_dim == view.head_dim,
           "the heads differ from those of the key-value store");
-  require(index >= 0 && index < num_layers,
-          "layer " + std::to_string(index) + " is outside 0 .. " + std::to_string(num_layers - 1));
-  KvView kv = view;
-  kv.data += index * layer_stride;
-  return kv;
+  require_range("layer", &index, 1, num_layers);
 }
 
 int64_t kv_block_bytes(int num_layers, int num_kv, int head_dim, int block_size) {

@@ -19,7 +19,13 @@ struct KvStore {
   int64_t num_rows() const { return static_cast<int64_t>(num_blocks) * view.block_size; }
 
   // Throws std::invalid_argument for a layer that is not there, or kept with other heads.
-  KvView layer(int index, HeadShape heads) const;
+  void require_layer(int index, HeadShape heads) const;
+
+  KvView layer(int index) const {
+    KvView kv = view;
+    kv.data += index * layer_stride;
+    return kv;
+  }
 };
 
 int64_t kv_block_bytes(int num_layers, int num_kv, int head_dim, int block_size);

@@ -137,6 +137,7 @@ NB_MODULE(_native, m) {
            nb::arg("quantization"));
   bind_layers(cpu);
   bind_choice(cpu);
+  bind_program(m);
 }
 
 }  // namespace paceline::bindings

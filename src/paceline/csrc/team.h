@@ -24,7 +24,7 @@ struct Team {
 
   // Waits until all threads of the team have come here.
   void barrier() const {
-    if (size > 1) pool->barrier();
+    if (size > 1) pool->barrier(thread);
   }
 };
 

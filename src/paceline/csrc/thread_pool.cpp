@@ -1,13 +1,18 @@
 #include "thread_pool.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace paceline {
 namespace {
 
-// Between two operations of one step pass a few microseconds: worth waiting awake for. Longer gaps are idle time.
+// Between two tasks of one step pass a few microseconds: worth waiting awake for. Longer gaps are idle time.
 constexpr auto kSpinTime = std::chrono::microseconds(100);
 constexpr int kPausesBetweenLooks = 64;
+
+// Threads meet along a tree: each waits for this many others, then tells the one that waits for it. So nobody looks at
+// all the others' cache lines, and none is written by more than one thread.
+constexpr int kTreeWidth = 4;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -17,12 +22,18 @@ inline void pause() {
 #endif
 }
 
-// Waits for the others of a running round. They are at work, so it is never long; but where threads outnumber the free
-// cores the one waited for may need this core.
+// The others are at work, so the wait is never long; but where threads outnumber the cores, the one waited for may need
+// this core.
+int spins_before_yield(int num_threads) {
+  return num_threads > static_cast<int>(std::thread::hardware_concurrency()) ? 10 : 2000;
+}
+
+}  // namespace
+
 template <class Ready>
-void spin_until(Ready ready) {
+void ThreadPool::spin_until(Ready ready) const {
   for (int i = 0; !ready(); ++i) {
-    if (i < 2000) {
+    if (i < spins_) {
       pause();
     } else {
       std::this_thread::yield();
@@ -30,9 +41,8 @@ void spin_until(Ready ready) {
   }
 }
 
-}  // namespace
-
-ThreadPool::ThreadPool(int num_threads) : size_(num_threads), done_(num_threads) {
+ThreadPool::ThreadPool(int num_threads)
+    : size_(num_threads), spins_(spins_before_yield(num_threads)), arrived_(num_threads) {
   for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
 }
 
@@ -54,9 +64,8 @@ void ThreadPool::start(Task task, const void* context) {
   std::lock_guard turn(turn_);
   task_ = task;
   context_ = context;
-  const uint64_t round = round_.value.load(std::memory_order_relaxed) + 1;
   // Sequentially consistent, as is the sleepers' side: either the sleeper sees the new round or we see the sleeper.
-  round_.value.store(round);
+  round_.value.store(round_.value.load(std::memory_order_relaxed) + 1);
   if (sleepers_.load() > 0) {
     {
       std::lock_guard lock(sleep_);
@@ -64,9 +73,7 @@ void ThreadPool::start(Task task, const void* context) {
     wake_.notify_all();
   }
   task(context, 0);
-  for (int i = 1; i < size_; ++i) {
-    spin_until([&] { return done_[i].value.load(std::memory_order_acquire) == round; });
-  }
+  barrier(0);
 }
 
 uint64_t ThreadPool::wait_for_round(uint64_t seen) {
@@ -91,19 +98,28 @@ void ThreadPool::work(int thread) {
     seen = wait_for_round(seen);
     if (stop_) return;
     task_(context_, thread);
-    done_[thread].value.store(seen, std::memory_order_release);
+    arrive(thread);  // the caller waits for all; nobody waits for the caller
   }
 }
 
-void ThreadPool::barrier() {
-  if (size_ == 1) return;
-  const uint64_t phase = phase_.value.load(std::memory_order_acquire);
-  if (arrived_.value.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint64_t>(size_)) {
-    arrived_.value.store(0, std::memory_order_relaxed);
-    phase_.value.store(phase + 1, std::memory_order_release);
-    return;
+uint64_t ThreadPool::arrive(int thread) {
+  const uint64_t meeting = arrived_[thread].value.load(std::memory_order_relaxed) + 1;
+  const int first = thread * kTreeWidth + 1, last = std::min(first + kTreeWidth, size_);
+  for (int other = first; other < last; ++other) {
+    spin_until([&] { return arrived_[other].value.load(std::memory_order_acquire) == meeting; });
   }
-  spin_until([&] { return phase_.value.load(std::memory_order_acquire) != phase; });
+  arrived_[thread].value.store(meeting, std::memory_order_release);
+  return meeting;
+}
+
+void ThreadPool::barrier(int thread) {
+  if (size_ == 1) return;
+  const uint64_t meeting = arrive(thread);
+  if (thread == 0) {
+    met_.value.store(meeting, std::memory_order_release);
+  } else {
+    spin_until([&] { return met_.value.load(std::memory_order_acquire) >= meeting; });
+  }
 }
 
 }  // namespace paceline

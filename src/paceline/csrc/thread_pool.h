@@ -33,26 +33,31 @@ class ThreadPool {
     start([](const void* context, int thread) { (*static_cast<const F*>(context))(thread); }, &f);
   }
 
-  // Inside run: waits until all threads have come here.
-  void barrier();
+  // Inside run: waits until all threads have come here. What they wrote before is seen after.
+  void barrier(int thread);
 
  private:
   using Task = void (*)(const void*, int);
-  struct alignas(64) Flag {
+  // Written by one thread and alone on its cache line.
+  struct alignas(64) Counter {
     std::atomic<uint64_t> value{0};
   };
 
   void start(Task task, const void* context);
   void work(int thread);
   uint64_t wait_for_round(uint64_t seen);
+  uint64_t arrive(int thread);
+  template <class Ready>
+  void spin_until(Ready ready) const;
 
   const int size_;
+  const int spins_;  // looks before a waiting thread offers its core to others
   std::vector<std::thread> threads_;
-  std::vector<Flag> done_;  // the last round that each thread has finished
   Task task_ = nullptr;
   const void* context_ = nullptr;
-  Flag round_;
-  Flag arrived_, phase_;
+  Counter round_;                 // tasks that were started
+  std::vector<Counter> arrived_;  // meetings that each thread, and those below it in the tree, have come to
+  Counter met_;                   // meetings to which all have come
   std::mutex turn_;
   std::mutex sleep_;
   std::condition_variable wake_;

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from paceline.models.spec import ModelSpec
-from paceline.ops.api import Embedding, KvStore, Linear, Ops, RopeTable
+from paceline.ops.api import Embedding, KvStore, LayerOps, Linear, RopeTable
 from paceline.tensors import Batch, FloatArray, KvLayout
 
 
@@ -18,6 +18,9 @@ class Model(Protocol):
 
     @property
     def kv_layout(self) -> KvLayout: ...
+
+    def with_ops(self, ops: LayerOps) -> Model:
+        """The same model, calling other operations; its weights must be theirs."""
 
     def forward(self, batch: Batch, kv: KvStore) -> FloatArray:
         """Run the batch's T tokens, writing their keys and values to the store: normalised hidden states [T, H]."""
@@ -49,7 +52,7 @@ class Decoder:
     """A model ready to run; :func:`paceline.models.weights.load_model` makes one from a checkpoint."""
 
     spec: ModelSpec
-    ops: Ops
+    ops: LayerOps
     embedding: Embedding
     layers: tuple[DecoderLayer, ...]
     final_norm: FloatArray
@@ -58,6 +61,9 @@ class Decoder:
     @property
     def kv_layout(self) -> KvLayout:
         return self.spec.kv_layout
+
+    def with_ops(self, ops: LayerOps) -> Decoder:
+        return replace(self, ops=ops)
 
     def forward(self, batch: Batch, kv: KvStore) -> FloatArray:
         ops, eps = self.ops, self.spec.norm_eps

@@ -14,7 +14,7 @@ Contract of every operation (``docs/numerics.md`` gives the reasons):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -97,12 +97,8 @@ class KvStore(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Ops(Protocol):
-    """See the module's docstring for what holds for all operations. ``L`` and ``K`` stand for the packed types."""
-
-    @property
-    def numerics(self) -> str:
-        """Names everything that may change a bit: implementation, instruction path, number formats, version."""
+class StorageOps(Protocol):
+    """How an implementation keeps weights, keys and values."""
 
     # ---- weights: once, at load
 
@@ -126,7 +122,9 @@ class Ops(Protocol):
     def make_kv(self, layout: KvLayout, num_blocks: int, block_size: int) -> KvStore:
         """Allocate a store. Its content is undefined and never read before it is written."""
 
-    # ---- the layers' operations
+
+class LayerOps(Protocol):
+    """What a model's forward pass may call. The module's docstring says what holds for all operations."""
 
     def embed(self, token_ids: IntArray, table: Any, scale: float = 1.0) -> FloatArray:
         """[T] ids -> [T, H]: the table's rows, dequantised, times ``scale``."""
@@ -178,10 +176,30 @@ class Ops(Protocol):
     def softcap(self, x: FloatArray, cap: float) -> None:
         """In place: cap * tanh(x / cap)."""
 
-    def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
-        """[T, H], [R] -> [R, H]."""
+
+Forward = Callable[[Batch, Any], FloatArray]
+"""A model's pass over a batch and a store of keys and values: the T hidden states."""
+
+
+class Ops(StorageOps, LayerOps, Protocol):
+    """All that a processor offers."""
+
+    @property
+    def numerics(self) -> str:
+        """Names everything that may change a bit: implementation, instruction path, number formats, version."""
+
+    def capture(self, build: Callable[[LayerOps], Forward]) -> Forward:
+        """A forward pass that is going to be run many times: ``build(ops)`` with the bits of ``build(self)``.
+
+        ``build`` gets the operations that the pass shall call. They may be ones that write the calls down, with a batch
+        of no tokens, so that what is returned can run them without going through Python: the pass calls operations
+        only, always the same ones, whatever the values in its arrays. Raises ValueError for a pass that does not.
+        """
 
     # ---- the choice of tokens
+
+    def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
+        """[T, H], [R] -> [R, H]."""
 
     def edit_logits(self, logits: FloatArray, edits: LogitEdits) -> None:
         """In place on [R, V]: see :class:`~paceline.tensors.LogitEdits` for the order and the formulas.

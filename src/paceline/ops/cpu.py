@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from paceline import _native
-from paceline.ops.api import Activation, RopeStyle, RopeTable
+from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable
+from paceline.ops.program import capture
 from paceline.tensors import (
     Batch,
     ChoiceControls,
@@ -114,13 +115,13 @@ class CpuOps:
         return out
 
     def qk_norm(self, qkv: FloatArray, heads: Heads, q_weight: FloatArray, k_weight: FloatArray, eps: float) -> None:
-        self._cpu.qk_norm(qkv, _shape(heads), q_weight, k_weight, eps)
+        self._cpu.qk_norm(qkv, heads.shape, q_weight, k_weight, eps)
 
     def rope(self, qkv: FloatArray, heads: Heads, positions: IntArray, table: RopeTable) -> None:
-        self._cpu.rope(qkv, _shape(heads), positions, table.cos, table.sin, table.style is RopeStyle.PAIRS)
+        self._cpu.rope(qkv, heads.shape, positions, table.cos, table.sin, table.style is RopeStyle.PAIRS)
 
     def write_kv(self, qkv: FloatArray, heads: Heads, kv: _native.KvStore, layer: int, kv_rows: IntArray) -> None:
-        self._cpu.write_kv(qkv, _shape(heads), kv, layer, kv_rows)
+        self._cpu.write_kv(qkv, heads.shape, kv, layer, kv_rows)
 
     def attention(
         self,
@@ -135,7 +136,7 @@ class CpuOps:
     ) -> FloatArray:
         out = np.empty((len(qkv), heads.num_q * heads.head_dim), np.float32)
         self._cpu.attention(
-            qkv, _shape(heads), kv, layer,
+            qkv, heads.shape, kv, layer,
             batch.span_starts, batch.context_lens, batch.block_tables,
             scale, window, softcap, out,
         )  # fmt: skip
@@ -149,12 +150,15 @@ class CpuOps:
     def softcap(self, x: FloatArray, cap: float) -> None:
         self._cpu.softcap(x, cap)
 
+    def capture(self, build: Callable[[LayerOps], Forward]) -> Forward:
+        return capture(self._cpu, build)
+
+    # ---- the choice of tokens
+
     def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
         out = np.empty((len(rows), x.shape[1]), np.float32)
         self._cpu.take_rows(x, rows, out)
         return out
-
-    # ---- the choice of tokens
 
     def edit_logits(self, logits: FloatArray, edits: LogitEdits) -> None:
         self._cpu.edit_logits(
@@ -184,7 +188,3 @@ class CpuOps:
         )
         self._cpu.top_logprobs(logits, chosen, result.chosen, result.ranks, result.top_ids, result.top_values)
         return result
-
-
-def _shape(heads: Heads) -> tuple[int, int, int]:
-    return heads.num_q, heads.num_kv, heads.head_dim

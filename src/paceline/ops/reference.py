@@ -13,7 +13,7 @@ Three rules make a row's result independent of the rows beside it:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 
 from paceline.dequantize import to_float32
 from paceline.ops import reference_sampling
-from paceline.ops.api import Activation, RopeStyle, RopeTable
+from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable
 from paceline.tensors import (
     Batch,
     ChoiceControls,
@@ -242,11 +242,14 @@ class ReferenceOps:
         for row in x:
             row[...] = _softcap(row, cap)
 
+    def capture(self, build: Callable[[LayerOps], Forward]) -> Forward:
+        return build(self)
+
+    # ---- the choice of tokens
+
     def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
         _check_range("row", rows, len(x))
         return x[rows]
-
-    # ---- the choice of tokens
 
     def edit_logits(self, logits: FloatArray, edits: LogitEdits) -> None:
         reference_sampling.edit_logits(logits, edits)

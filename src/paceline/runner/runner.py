@@ -31,6 +31,7 @@ class ModelRunner:
     def __init__(
         self, model: Model, ops: Ops, kv: KvStore, *, max_num_seqs: int, max_model_len: int, vocab_size: int
     ) -> None:
+        self._forward = ops.capture(lambda to_call: model.with_ops(to_call).forward)
         self._model = model
         self._ops = ops
         self._kv = kv
@@ -71,7 +72,7 @@ class ModelRunner:
 
     def _run(self, spans: Sequence[SeqSpan]) -> list[SeqResult]:
         batch = build_batch(spans, self._slots)
-        hidden = self._model.forward(batch, self._kv)
+        hidden = self._forward(batch, self._kv)
         picks = self._choose(spans, batch, hidden)
         scores = {wanted.span: self._score(wanted, hidden) for wanted in prompt_rows(spans, self._slots, batch)}
         return [self._commit(span, picks.get(span.slot), scores.get(i, ())) for i, span in enumerate(spans)]

@@ -1,0 +1,196 @@
+"""Captured forward passes: the bits of the same operations called one by one; refusal of what cannot be captured."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import _native
+from paceline.models.decoder import Decoder
+from paceline.models.registry import HF_FAMILIES
+from paceline.ops.api import Forward, KvStore, LayerOps
+from paceline.ops.cpu import CpuOps
+from paceline.ops.reference import ReferenceOps
+from paceline.tensors import Array, Batch, FloatArray
+from support.batches import Span, make_batch
+from support.random_model import VOCAB_SIZE, random_model
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 24
+WINDOWED = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+CHANGES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True, "head_dim": 48},
+    "MistralForCausalLM": {"sliding_window": 11},
+    "Qwen2ForCausalLM": WINDOWED,
+    "Gemma3ForCausalLM": {
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 9,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 1,
+        "final_logit_softcapping": 3.0,
+    },
+}
+
+
+def captured(model: Decoder, ops: CpuOps) -> Forward:
+    return ops.capture(lambda to_call: model.with_ops(to_call).forward)
+
+
+def random_batches(rng: np.random.Generator) -> list[Batch]:
+    """Prompts in chunks, then decoding beside the start of another one; every batch needs what was stored before."""
+    tables = [range(0, 8), range(8, 13), range(13, 21)]
+    spans = [
+        [(0, 0, 1)],
+        [(0, 1, 1)],
+        [(0, 2, 3), (1, 0, 70)],
+        [(0, 5, 1), (1, 70, 1), (2, 0, 128)],
+        [(0, 6, 1), (1, 71, 1)],
+        [(0, 7, 41), (1, 72, 2)],
+        [],
+        [(2, 127, 1)],
+    ]
+    return [
+        make_batch([Span(tables[i], start, n, rng.integers(VOCAB_SIZE, size=n).tolist()) for i, start, n in step], 16)
+        for step in spans
+    ]
+
+
+def run(forward: Forward, ops: CpuOps, model: Decoder, batches: list[Batch]) -> list[FloatArray]:
+    kv = ops.make_kv(model.kv_layout, NUM_BLOCKS, BLOCK_SIZE)
+    kv.memory[:] = 0x7FC0  # NaN
+    return [forward(batch, kv) for batch in batches]
+
+
+def assert_equal(actual: list[FloatArray], expected: list[FloatArray]) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        assert one.shape == other.shape
+        assert not np.isnan(other).any()
+        assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("architecture", HF_FAMILIES)
+def test_every_architecture_gives_the_bits_of_single_calls(architecture: str, num_threads: int) -> None:
+    ops = CpuOps(num_threads)
+    model = random_model(
+        ops, architectures=[architecture], max_position_embeddings=128, **CHANGES.get(architecture, {})
+    )
+    batches = random_batches(np.random.default_rng(4))
+    assert_equal(run(captured(model, ops), ops, model, batches), run(model.forward, ops, model, batches))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("isa", _native.levels())
+def test_every_instruction_set_gives_the_bits_of_single_calls(isa: str, quantization: str | None) -> None:
+    ops = CpuOps(2, isa, quantization)
+    # Wide enough that even a single token is shared among threads.
+    model = random_model(ops, hidden_size=160, intermediate_size=320, num_attention_heads=6)
+    batches = random_batches(np.random.default_rng(4))
+    assert_equal(run(captured(model, ops), ops, model, batches), run(model.forward, ops, model, batches))
+
+
+def test_a_program_keeps_what_it_needs_alive() -> None:
+    ops = CpuOps(2)
+    batches = random_batches(np.random.default_rng(4))
+    model = random_model(ops)
+    expected = run(model.forward, ops, model, batches)
+    forward = captured(random_model(ops), ops)
+    gc.collect()
+    assert_equal(run(forward, ops, model, batches), expected)
+
+
+def test_the_reference_runs_the_pass_itself() -> None:
+    ops = ReferenceOps()
+    model = random_model(ops)
+    batch = make_batch([Span(range(2), 0, 5, [1, 2, 3, 4, 5])], BLOCK_SIZE)
+    forward = ops.capture(lambda to_call: model.with_ops(to_call).forward)
+    kv = ops.make_kv(model.kv_layout, 2, BLOCK_SIZE)
+    assert np.array_equal(forward(batch, kv), model.forward(batch, kv))
+
+
+# ---- batches that do not fit
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: replace(b, token_ids=np.full_like(b.token_ids, VOCAB_SIZE)), "token id 64 is outside 0 .. 63"),
+        (lambda b: replace(b, token_ids=np.full_like(b.token_ids, -1)), "token id -1"),
+        (lambda b: replace(b, positions=b.positions + 128), "position 130 is outside 0 .. 127"),
+        (lambda b: replace(b, positions=b.positions[1:].copy()), "positions must have 3 entries, not 2"),
+        (lambda b: replace(b, kv_rows=b.kv_rows + 1000), "store row 1002"),
+        (lambda b: replace(b, span_starts=b.span_starts[:1].copy()), "span_starts must have 2 entries"),
+        (lambda b: replace(b, span_starts=np.array([0, 2], np.int32)), "span_starts must run from 0 to"),
+        (lambda b: replace(b, context_lens=b.context_lens + 100), "103 tokens need 7 blocks"),
+        (lambda b: replace(b, block_tables=b.block_tables - 1), "block -1 is outside"),
+        (lambda b: replace(b, block_tables=b.block_tables + NUM_BLOCKS), "block 24 is outside"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(change: Callable[[Batch], Batch], message: str) -> None:
+    ops = CpuOps(2)
+    model = random_model(ops)
+    batch = make_batch([Span(range(1), 0, 3, [1, 2, 3])], BLOCK_SIZE)
+    forward = captured(model, ops)
+    with pytest.raises(ValueError, match=message):
+        run(forward, ops, model, [change(batch)])
+    assert_equal(run(forward, ops, model, [batch]), run(model.forward, ops, model, [batch]))
+
+
+def test_a_store_of_other_heads_or_fewer_layers_is_refused() -> None:
+    ops = CpuOps(1)
+    model = random_model(ops)
+    batch = make_batch([Span(range(1), 0, 1, [1])], BLOCK_SIZE)
+    for layout in (replace(model.kv_layout, head_dim=16), replace(model.kv_layout, num_kv=1)):
+        with pytest.raises(ValueError, match="heads differ"):
+            captured(model, ops)(batch, ops.make_kv(layout, 1, BLOCK_SIZE))
+    with pytest.raises(ValueError, match=r"layer 1 is outside 0 \.\. 0"):
+        captured(model, ops)(batch, ops.make_kv(replace(model.kv_layout, num_layers=1), 1, BLOCK_SIZE))
+
+
+# ---- passes that cannot be captured
+
+
+def refused(forward: Callable[[LayerOps, Decoder, Batch, KvStore], Array], match: str) -> None:
+    ops = CpuOps(1)
+    model = random_model(ops)
+
+    def build(to_call: LayerOps) -> Forward:
+        return lambda batch, kv: forward(to_call, model, batch, kv)
+
+    with pytest.raises(ValueError, match=match):
+        ops.capture(build)
+
+
+def test_arithmetic_of_its_own_is_refused() -> None:
+    refused(lambda ops, m, b, kv: ops.linear(2 * ops.embed(b.token_ids, m.embedding), m.head), "its operations")  # noqa: ARG005
+    refused(lambda ops, m, b, kv: ops.embed(b.token_ids, m.embedding)[:, :3], "its operations")  # noqa: ARG005
+
+
+def test_another_batch_or_store_is_refused() -> None:
+    def attend(ops: LayerOps, model: Decoder, batch: Batch, kv: KvStore) -> Array:
+        qkv = ops.linear(ops.embed(batch.token_ids, model.embedding), model.layers[0].qkv)
+        return ops.attention(qkv, model.spec.heads, kv, 0, batch, 1.0)
+
+    refused(lambda ops, m, b, kv: attend(ops, m, replace(b), kv), "attention takes the batch")
+    refused(lambda ops, m, b, kv: attend(ops, m, b, CpuOps(1).make_kv(m.kv_layout, 1, 16)), "attention takes the store")  # noqa: ARG005
+    refused(lambda ops, m, b, kv: ops.embed(b.token_ids.copy(), m.embedding), "embed takes the token_ids")  # noqa: ARG005
+
+
+def test_wrong_widths_are_refused_while_capturing() -> None:
+    refused(
+        lambda ops, m, b, kv: ops.linear(ops.embed(b.token_ids, m.embedding), m.layers[0].down),  # noqa: ARG005
+        "x must have rows of 96 numbers, not 64",
+    )
+
+
+def test_an_operation_that_programs_do_not_know_is_refused() -> None:
+    ops = CpuOps(1)
+    model = random_model(ops)
+    with pytest.raises(AttributeError, match="take_rows"):
+        ops.capture(lambda to_call: lambda batch, kv: to_call.take_rows(model.embedding, batch.logit_rows))  # type: ignore[attr-defined]  # noqa: ARG005
