@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace paceline {
 namespace {
@@ -9,13 +10,12 @@ namespace {
 // the cache before the next rows are taken up.
 struct Blocks {
   static constexpr int64_t kBandRows = 96;
-  int64_t rows, blocks, bands;
-  Blocks(int64_t count, int most) : rows(count) {
-    blocks = (rows + most - 1) / most;
-    bands = (rows + kBandRows - 1) / kBandRows;
-  }
-  int64_t block_start(int64_t block) const { return rows * block / blocks; }
-  Share band(int64_t index) const { return {blocks * index / bands, blocks * (index + 1) / bands}; }
+  int64_t rows, count, bands;
+  Blocks(int64_t num_rows, int most)
+      : rows(num_rows), count((num_rows + most - 1) / most), bands((num_rows + kBandRows - 1) / kBandRows) {}
+  int64_t start(int64_t block) const { return rows * block / count; }
+  int size(int64_t block) const { return static_cast<int>(start(block + 1) - start(block)); }
+  Share band(int64_t index) const { return {count * index / bands, count * (index + 1) / bands}; }
 };
 
 // Weights that are kept close while the blocks of a band go by.
@@ -29,33 +29,77 @@ bool any_quantized(const PackedLinear& weight) {
 
 int groups_of(const PackedLinear& weight) { return (weight.inputs + kGroup - 1) / kGroup; }
 
-int64_t record_of_row(const PackedLinear& weight) { return static_cast<int64_t>(groups_of(weight)) * kQuantizedRecord; }
+// Lays the arrays of a block of quantised activations one after the other and returns the bytes they take.
+int64_t lay_out(uint8_t* memory, int rows, int groups, Activations& a) {
+  const int64_t cells = static_cast<int64_t>(rows) * groups;
+  int64_t offset = 0;
+  const auto take = [&](auto*& array, int64_t count) {
+    using T = std::remove_reference_t<decltype(*array)>;
+    array = reinterpret_cast<T*>(memory + offset);
+    offset += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+  };
+  a.rows = rows;
+  a.groups = groups;
+  take(a.high, cells * kGroup);
+  take(a.low, cells * kGroup);
+  take(a.whole, cells * kGroup);
+  take(a.scales, cells);
+  take(a.scaled_sums, cells);
+  take(a.high_sums, cells);
+  take(a.low_sums, cells);
+  take(a.order, cells);
+  take(a.num_short, groups);
+  return offset;
+}
+
+// The quantised activations of all blocks.
+struct QuantizedRows {
+  Blocks blocks;
+  int groups;
+  int64_t block_bytes;
+  uint8_t* memory;
+
+  QuantizedRows(int64_t rows, const PackedLinear& weight, uint8_t* scratch)
+      : blocks(rows, kBlockRows), groups(groups_of(weight)), memory(scratch) {
+    Activations largest;
+    block_bytes = lay_out(nullptr, static_cast<int>(std::min<int64_t>(rows, kBlockRows)), groups, largest);
+  }
+  Activations block(int64_t index) const {
+    Activations a;
+    lay_out(memory + index * block_bytes, blocks.size(index), groups, a);
+    return a;
+  }
+};
 
 }  // namespace
 
 int64_t linear_scratch(int64_t rows, const PackedLinear& weight) {
-  return any_quantized(weight) ? rows * record_of_row(weight) : 0;
+  if (!any_quantized(weight)) return 0;
+  const QuantizedRows quantized(rows, weight, nullptr);
+  return quantized.blocks.count * quantized.block_bytes;
 }
 
 void linear(const Team& team, const float* x, int64_t rows, const PackedLinear& weight, float* out, uint8_t* scratch) {
   if (rows == 0) return;
   const Kernels& kernels = team.kernels;
-  const int groups = groups_of(weight);
-  const int64_t row_record = record_of_row(weight);
-  const Blocks quantized(rows, kernels.quantized_rows), dense(rows, kernels.dense_rows);
+  const QuantizedRows quantized(rows, weight, scratch);
+  const Blocks dense(rows, kernels.dense_rows);
   if (any_quantized(weight)) {
-    const Share mine = team.share(quantized.blocks);
-    for (int64_t b = mine.first; b < mine.last; ++b) {
-      const int64_t start = quantized.block_start(b);
-      kernels.quantize_rows(x + start * weight.inputs, weight.inputs,
-                            static_cast<int>(quantized.block_start(b + 1) - start), weight.inputs,
-                            scratch + start * row_record);
+    // Cells (block, group), groups running fastest, so that few rows are shared, too.
+    const Share mine = team.share(quantized.blocks.count * quantized.groups);
+    for (int64_t cell = mine.first; cell < mine.last;) {
+      const int64_t block = cell / quantized.groups;
+      const int group = static_cast<int>(cell % quantized.groups);
+      const int count = static_cast<int>(std::min<int64_t>(quantized.groups - group, mine.last - cell));
+      kernels.quantize_rows(x + quantized.blocks.start(block) * weight.inputs, weight.inputs, quantized.block(block),
+                            group, count);
+      cell += count;
     }
     team.barrier();
   }
   int64_t column = 0;
   for (const Section& section : weight.sections) {
-    const Blocks& blocks = is_quantized(section) ? quantized : dense;
+    const Blocks& blocks = is_quantized(section) ? quantized.blocks : dense;
     const int64_t chunk = std::max<int64_t>(4, kChunkBytes / section.panel_bytes);
     // Cells (band, panel), panels running fastest.
     const Share mine = team.share(blocks.bands * section.panels);
@@ -72,18 +116,17 @@ void linear(const Team& team, const float* x, int64_t rows, const PackedLinear& 
                        nullptr,
                        weight.outputs};
       for (int64_t b = blocks.band(band).first; b < blocks.band(band).last; ++b) {
-        const int64_t start = blocks.block_start(b);
-        const int size = static_cast<int>(blocks.block_start(b + 1) - start);
-        range.out = out + start * weight.outputs + column + first;
+        range.out = out + blocks.start(b) * weight.outputs + column + first;
         if (section.form == Form::int4) {
-          kernels.linear_int4(scratch + start * row_record, size, groups, range);
+          kernels.linear_int4(quantized.block(b), range);
         } else if (section.form == Form::int8) {
-          kernels.linear_int8(scratch + start * row_record, size, groups, range);
+          kernels.linear_int8(quantized.block(b), range);
         } else {
           const DenseType type = section.form == Form::f32   ? DenseType::f32
                                  : section.form == Form::f16 ? DenseType::f16
                                                              : DenseType::bf16;
-          kernels.linear_dense(type, x + start * weight.inputs, weight.inputs, size, weight.inputs, range);
+          kernels.linear_dense(type, x + blocks.start(b) * weight.inputs, weight.inputs, blocks.size(b), weight.inputs,
+                               range);
         }
       }
       cell += count;

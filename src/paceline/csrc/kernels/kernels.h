@@ -21,10 +21,19 @@ struct Int4Group {
 };
 static_assert(sizeof(Int8Group) == 544 && sizeof(Int4Group) == 320, "no padding");
 
-// Activations quantised by row and group, for a block of R rows: G records of
-//   int8 quants[R][32]; float scales[R]; float scaled_sums[R]; int32 sums[R]
-// where sums are of the quants and scaled_sums are scale * sum.
-constexpr int kQuantizedRecord = 2 * kGroup + 16;  // bytes for each row
+// A block of rows of activations, quantised in groups of 32: number = scale * quant. Most quants have 8 bits. A group
+// whose numbers stand out of its row has 15, so that their rounding does not outweigh all others: quant = 128 * high +
+// low. Each array begins with [groups][rows].
+struct Activations {
+  int rows, groups;
+  int8_t *high, *low;             // [32]; low is written for the rows with 15 bits only
+  int16_t* whole;                 // [32]: the quants, of each four inputs the first, third, second, fourth
+  float *scales, *scaled_sums;    // scaled sum: scale * sum of the quants
+  int32_t *high_sums, *low_sums;  // of the digits
+  uint8_t* order;                 // the block's rows, those with 8 bits first
+  int32_t* num_short;             // [groups] only: how many have 8 bits
+};
+constexpr int kBlockRows = 32;  // most rows of a block
 
 // The weights of `panels` panels and where their outputs go. out points at the first panel's column of the block's
 // first row; the last panel may have fewer than 16 outputs. bias (or null) is padded to whole panels.
@@ -99,12 +108,13 @@ enum class Gate { silu, gelu_tanh };
 
 struct Kernels {
   const char* name;
-  int quantized_rows;  // most rows of a block of quantised activations
-  int dense_rows;      // most rows of a block of dense activations
+  int dense_rows;  // most rows of a block of dense activations
 
-  void (*quantize_rows)(const float* x, int64_t stride, int rows, int inputs, uint8_t* block);
-  void (*linear_int8)(const uint8_t* block, int rows, int groups, const PanelRange& range);
-  void (*linear_int4)(const uint8_t* block, int rows, int groups, const PanelRange& range);
+  // Groups first_group .. first_group + num_groups - 1 of all rows.
+  void (*quantize_rows)(const float* x, int64_t stride, int inputs, const Activations& a, int first_group,
+                        int num_groups);
+  void (*linear_int8)(const Activations& a, const PanelRange& range);
+  void (*linear_int4)(const Activations& a, const PanelRange& range);
   void (*linear_dense)(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range);
 
   // 16 rows' weights x[kGroup][kPanel], rounded. False if one is not finite, or too large for a float16 scale.

@@ -5,9 +5,9 @@
 
 namespace paceline::PACELINE_LEVEL {
 
-void quantize_rows(const float* x, int64_t stride, int rows, int inputs, uint8_t* block);
-void linear_int8(const uint8_t* block, int rows, int groups, const PanelRange& range);
-void linear_int4(const uint8_t* block, int rows, int groups, const PanelRange& range);
+void quantize_rows(const float* x, int64_t stride, int inputs, const Activations& a, int first_group, int num_groups);
+void linear_int8(const Activations& a, const PanelRange& range);
+void linear_int4(const Activations& a, const PanelRange& range);
 void linear_dense(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range);
 bool quantize_weights_int8(const float* x, Int8Group& group);
 bool quantize_weights_int4(const float* x, Int4Group& group);

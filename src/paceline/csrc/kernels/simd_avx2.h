@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels.h"
 #include "level.h"
 
 namespace paceline::PACELINE_LEVEL {
@@ -17,7 +18,6 @@ struct I32x16 {
 struct Mask16 {
   __m256 lo, hi;
 };
-using Bytes64 = I32x16;
 
 inline Mask16 first_lanes(int n) {
   const __m256i count = _mm256_set1_epi32(n);
@@ -114,62 +114,93 @@ inline void load_bf16_pairs(const uint16_t* p, F32x16& low, F32x16& high) {
   low = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
   high = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
 }
+// ---- integer dots of a group: 16 outputs in the 32-bit lanes, 4 inputs in the bytes of a lane
+
+inline I32x16 sub(I32x16 a, I32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+inline I32x16 times_128(I32x16 a) { return {_mm256_slli_epi32(a.lo, 7), _mm256_slli_epi32(a.hi, 7)}; }
 inline void store_i8(int8_t* p, I32x16 a) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
-
-// ---- integer dots: 16 outputs in the 32-bit lanes, 4 inputs in the bytes of a lane
-
-inline Bytes64 load_bytes(const void* p) {
-  const __m256i* q = static_cast<const __m256i*>(p);
-  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+// As int16, of each four the first, third, second, fourth.
+inline void store_whole(int16_t* p, I32x16 a) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8));
 }
-inline Bytes64 broadcast_word(const int8_t* p) {
+inline __m256i broadcast_word(const void* p) {
   int32_t word;
   __builtin_memcpy(&word, p, 4);
-  return broadcast_i32(word);
+  return _mm256_set1_epi32(word);
 }
-inline Bytes64 low_nibbles(Bytes64 a) {
-  const __m256i m = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
-}
-inline Bytes64 high_nibbles(Bytes64 a) { return low_nibbles({_mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4)}); }
+
+// More registers than there are: the compiler keeps the unpacked weights in the nearest cache.
+struct NibbleWeights {
+  __m256i quants[8][2];
+  void load(const uint8_t (&packed)[4][16][4]) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    for (int s = 0; s < 4; ++s) {
+      for (int half = 0; half < 2; ++half) {
+        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed[s]) + half);
+        quants[s][half] = _mm256_and_si256(both, mask);
+        quants[s + 4][half] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+      }
+    }
+  }
+};
 
 // A product of nibble and int8 is at most 15 * 127; the 16 that meet in one 16-bit lane over a group stay below 2^15.
-struct NibbleSum {
-  __m256i lo = _mm256_setzero_si256(), hi = _mm256_setzero_si256();
-  void add_product(Bytes64 weights, Bytes64 x) {
-    lo = _mm256_add_epi16(lo, _mm256_maddubs_epi16(weights.lo, x.lo));
-    hi = _mm256_add_epi16(hi, _mm256_maddubs_epi16(weights.hi, x.hi));
+template <int P>
+inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[P]) {
+  __m256i sum[P][2];
+#pragma GCC unroll 8
+  for (int s = 0; s < 8; ++s) {
+    const __m256i four = broadcast_word(x + 4 * s);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const __m256i products = _mm256_maddubs_epi16(w[p].quants[s][half], four);
+        sum[p][half] = s == 0 ? products : _mm256_add_epi16(sum[p][half], products);
+      }
+    }
   }
-  I32x16 total() const {
-    const __m256i one = _mm256_set1_epi16(1);
-    return {_mm256_madd_epi16(lo, one), _mm256_madd_epi16(hi, one)};
-  }
-};
+  const __m256i one = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) dot[p] = {_mm256_madd_epi16(sum[p][0], one), _mm256_madd_epi16(sum[p][1], one)};
+}
 
-// |w| times x with w's sign: two products of at most 128 * 127 fit 16 bits.
-struct SignedWeights {
-  Bytes64 weights, magnitude;
-  explicit SignedWeights(Bytes64 w) : weights(w), magnitude{_mm256_abs_epi8(w.lo), _mm256_abs_epi8(w.hi)} {}
-};
-struct SignedSum {
-  __m256i lo = _mm256_setzero_si256(), hi = _mm256_setzero_si256();
-  void start(int32_t) {}
-  void add_product(const SignedWeights& w, Bytes64 x) {
-    const __m256i one = _mm256_set1_epi16(1);
-    const __m256i a = _mm256_maddubs_epi16(w.magnitude.lo, _mm256_sign_epi8(x.lo, w.weights.lo));
-    const __m256i b = _mm256_maddubs_epi16(w.magnitude.hi, _mm256_sign_epi8(x.hi, w.weights.hi));
-    lo = _mm256_add_epi32(lo, _mm256_madd_epi16(a, one));
-    hi = _mm256_add_epi32(hi, _mm256_madd_epi16(b, one));
+// Widened to 16 bits: of four inputs the first and third, then the second and fourth. So the quants of 15 bits cost no
+// more than those of 8.
+struct ByteWeights {
+  __m256i words[16][2];
+  void load(const int8_t (&packed)[8][16][4]) {
+    for (int s = 0; s < 8; ++s) {
+      for (int half = 0; half < 2; ++half) {
+        const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed[s]) + half);
+        words[2 * s][half] = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8);
+        words[2 * s + 1][half] = _mm256_srai_epi16(four, 8);
+      }
+    }
   }
-  I32x16 total() const { return {lo, hi}; }
 };
+template <bool kLong, int P>
+inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
+  const int16_t* x = a.whole + at * 32;
+#pragma GCC unroll 16
+  for (int s = 0; s < 16; ++s) {
+    const __m256i two = broadcast_word(x + 2 * s);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const __m256i lo = _mm256_madd_epi16(w[p].words[s][0], two), hi = _mm256_madd_epi16(w[p].words[s][1], two);
+      dot[p] = s == 0 ? I32x16{lo, hi} : I32x16{_mm256_add_epi32(dot[p].lo, lo), _mm256_add_epi32(dot[p].hi, hi)};
+    }
+  }
+}
 
-// Blocks of registers that fit 16 vector registers.
-constexpr int kQuantizedRows = 4;
+// Blocks that fit 16 vector registers.
+constexpr int kNibblePanels = 2;
+constexpr int kBytePanels = 1;
 constexpr int kDenseRows = 3;
 constexpr int kAttentionRows = 2;
 constexpr int kAttentionVectors = 2;

@@ -4,13 +4,13 @@
 
 #include <cstdint>
 
+#include "kernels.h"
 #include "level.h"
 
 namespace paceline::PACELINE_LEVEL {
 
 using F32x16 = __m512;
 using I32x16 = __m512i;
-using Bytes64 = __m512i;
 using Mask16 = __mmask16;
 
 inline Mask16 lanes_between(int first, int last) {
@@ -64,72 +64,129 @@ inline void load_bf16_pairs(const uint16_t* p, F32x16& low, F32x16& high) {
   low = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
   high = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
-inline void store_i8(int8_t* p, I32x16 a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
 inline void store_i32(int32_t* p, I32x16 a) { _mm512_storeu_si512(p, a); }
 
-// ---- integer dots: 16 outputs in the 32-bit lanes, 4 inputs in the bytes of a lane
+// ---- integer dots of a group: 16 outputs in the 32-bit lanes, 4 inputs in the bytes of a lane
 
-inline Bytes64 load_bytes(const void* p) { return _mm512_loadu_si512(p); }
-inline Bytes64 broadcast_word(const int8_t* p) {
+inline I32x16 sub(I32x16 a, I32x16 b) { return _mm512_sub_epi32(a, b); }
+inline I32x16 times_128(I32x16 a) { return _mm512_slli_epi32(a, 7); }
+inline void store_i8(int8_t* p, I32x16 a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
+// As int16, of each four the first, third, second, fourth.
+inline void store_whole(int16_t* p, I32x16 a) {
+  const __m256i words = _mm512_cvtepi32_epi16(a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8));
+}
+inline __m512i broadcast_word(const void* p) {
   int32_t word;
   __builtin_memcpy(&word, p, 4);
   return _mm512_set1_epi32(word);
 }
-inline Bytes64 low_nibbles(Bytes64 a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
-inline Bytes64 high_nibbles(Bytes64 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+
+struct NibbleWeights {
+  __m512i quants[8];
+  void load(const uint8_t (&packed)[4][16][4]) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    for (int s = 0; s < 4; ++s) {
+      const __m512i both = _mm512_loadu_si512(packed[s]);
+      quants[s] = _mm512_and_si512(both, mask);
+      quants[s + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+    }
+  }
+};
 
 #if defined(__AVX512VNNI__)
 
-// Weights 0..15 times int8.
-struct NibbleSum {
-  __m512i sum = _mm512_setzero_si512();
-  void add_product(Bytes64 weights, Bytes64 x) { sum = _mm512_dpbusd_epi32(sum, weights, x); }
-  I32x16 total() const { return sum; }
-};
+// The instruction wants one side unsigned, which nibbles are.
+template <int P>
+inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[P]) {
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) dot[p] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+  for (int s = 0; s < 8; ++s) {
+    const __m512i four = broadcast_word(x + 4 * s);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) dot[p] = _mm512_dpbusd_epi32(dot[p], w[p].quants[s], four);
+  }
+}
 
-// Weights -128..127 times int8. The instruction wants one side unsigned: 128 is added to the weights, and 128 times the
-// sum of x is taken off at the start.
-struct SignedWeights {
-  __m512i biased;
-  explicit SignedWeights(Bytes64 w) : biased(_mm512_xor_si512(w, _mm512_set1_epi8(-128))) {}
+// 128 is added to the weights, and 128 times the sum of x taken off.
+struct ByteWeights {
+  __m512i biased[8];
+  void load(const int8_t (&packed)[8][16][4]) {
+    for (int s = 0; s < 8; ++s) {
+      biased[s] = _mm512_xor_si512(_mm512_loadu_si512(packed[s]), _mm512_set1_epi8(-128));
+    }
+  }
 };
-struct SignedSum {
-  __m512i sum = _mm512_setzero_si512();
-  void start(int32_t sum_of_x) { sum = _mm512_set1_epi32(-128 * sum_of_x); }
-  void add_product(const SignedWeights& weights, Bytes64 x) { sum = _mm512_dpbusd_epi32(sum, weights.biased, x); }
-  I32x16 total() const { return sum; }
-};
+template <int P>
+inline void digit_dots(const ByteWeights (&w)[P], const int8_t* x, int32_t sum_of_x, I32x16 (&dot)[P]) {
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) dot[p] = _mm512_set1_epi32(-128 * sum_of_x);
+#pragma GCC unroll 8
+  for (int s = 0; s < 8; ++s) {
+    const __m512i four = broadcast_word(x + 4 * s);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) dot[p] = _mm512_dpbusd_epi32(dot[p], w[p].biased[s], four);
+  }
+}
+template <bool kLong, int P>
+inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
+  digit_dots(w, a.high + at * 32, a.high_sums[at], dot);
+  if constexpr (kLong) {
+    I32x16 low[P];
+    digit_dots(w, a.low + at * 32, a.low_sums[at], low);
+    for (int p = 0; p < P; ++p) dot[p] = add(times_128(dot[p]), low[p]);
+  }
+}
+constexpr int kBytePanels = 2;
 
 #else
 
 // A product of nibble and int8 is at most 15 * 127; the 16 that meet in one 16-bit lane over a group stay below 2^15.
-struct NibbleSum {
-  __m512i sum = _mm512_setzero_si512();
-  void add_product(Bytes64 weights, Bytes64 x) { sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(weights, x)); }
-  I32x16 total() const { return _mm512_madd_epi16(sum, _mm512_set1_epi16(1)); }
-};
-
-// |w| times x with w's sign: two products of at most 128 * 127 fit 16 bits.
-struct SignedWeights {
-  __m512i magnitude;
-  __mmask64 negative;
-  explicit SignedWeights(Bytes64 w) : magnitude(_mm512_abs_epi8(w)), negative(_mm512_movepi8_mask(w)) {}
-};
-struct SignedSum {
-  __m512i sum = _mm512_setzero_si512();
-  void start(int32_t) {}
-  void add_product(const SignedWeights& weights, Bytes64 x) {
-    const __m512i y = _mm512_mask_sub_epi8(x, weights.negative, _mm512_setzero_si512(), x);
-    const __m512i pairs = _mm512_maddubs_epi16(weights.magnitude, y);
-    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+template <int P>
+inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[P]) {
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) dot[p] = _mm512_maddubs_epi16(w[p].quants[0], broadcast_word(x));
+#pragma GCC unroll 8
+  for (int s = 1; s < 8; ++s) {
+    const __m512i four = broadcast_word(x + 4 * s);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) dot[p] = _mm512_add_epi16(dot[p], _mm512_maddubs_epi16(w[p].quants[s], four));
   }
-  I32x16 total() const { return sum; }
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) dot[p] = _mm512_madd_epi16(dot[p], _mm512_set1_epi16(1));
+}
+
+// Widened to 16 bits: of four inputs the first and third, then the second and fourth. So the quants of 15 bits cost no
+// more than those of 8.
+struct ByteWeights {
+  __m512i words[16];
+  void load(const int8_t (&packed)[8][16][4]) {
+    for (int s = 0; s < 8; ++s) {
+      const __m512i four = _mm512_loadu_si512(packed[s]);
+      words[2 * s] = _mm512_srai_epi16(_mm512_slli_epi16(four, 8), 8);
+      words[2 * s + 1] = _mm512_srai_epi16(four, 8);
+    }
+  }
 };
+template <bool kLong, int P>
+inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
+  const int16_t* x = a.whole + at * 32;
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) dot[p] = _mm512_madd_epi16(w[p].words[0], broadcast_word(x));
+#pragma GCC unroll 16
+  for (int s = 1; s < 16; ++s) {
+    const __m512i two = broadcast_word(x + 2 * s);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) dot[p] = _mm512_add_epi32(dot[p], _mm512_madd_epi16(w[p].words[s], two));
+  }
+}
+constexpr int kBytePanels = 1;
 
 #endif
 
-// Blocks of registers that fit 32 vector registers.
-constexpr int kQuantizedRows = 8;
+// Blocks that fit 32 vector registers.
+constexpr int kNibblePanels = 2;
 constexpr int kDenseRows = 12;
 constexpr int kAttentionRows = 4;
 constexpr int kAttentionVectors = 4;

@@ -2,13 +2,13 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels.h"
 #include "level.h"
 
 namespace paceline::PACELINE_LEVEL {
 
 typedef float F32x16 __attribute__((vector_size(64)));
 typedef int32_t I32x16 __attribute__((vector_size(64)));
-typedef int8_t Bytes64 __attribute__((vector_size(64)));
 typedef int32_t Mask16 __attribute__((vector_size(64)));
 
 inline I32x16 broadcast_i32(int32_t x) { return I32x16{} + x; }
@@ -133,45 +133,68 @@ inline void load_bf16_pairs(const uint16_t* p, F32x16& low, F32x16& high) {
   low = as_f32(words << 16);
   high = as_f32(words & static_cast<int32_t>(0xffff0000u));
 }
+// ---- integer dots of a group: 16 outputs in the lanes, 4 inputs in the bytes of a lane
+
+inline I32x16 sub(I32x16 a, I32x16 b) { return a - b; }
+inline I32x16 times_128(I32x16 a) { return a * 128; }
 inline void store_i8(int8_t* p, I32x16 a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a[i]);
 }
-
-// ---- integer dots: 16 outputs in the 32-bit lanes, 4 inputs in the bytes of a lane
-
-inline Bytes64 load_bytes(const void* p) {
-  Bytes64 r;
-  __builtin_memcpy(&r, p, sizeof r);
-  return r;
-}
-inline I32x16 broadcast_word(const int8_t* p) {
-  int32_t word;
-  __builtin_memcpy(&word, p, 4);
-  return broadcast_i32(word);
-}
-inline Bytes64 low_nibbles(Bytes64 a) { return a & 15; }
-inline Bytes64 high_nibbles(Bytes64 a) { return (a >> 4) & 15; }
-
-struct SignedWeights {
-  I32x16 words;
-  explicit SignedWeights(Bytes64 w) : words(reinterpret_cast<I32x16>(w)) {}
-};
-struct SignedSum {
-  I32x16 sum{};
-  void start(int32_t) {}
-  void add_product(const SignedWeights& w, I32x16 x) {
-    sum += (w.words << 24 >> 24) * (x << 24 >> 24) + (w.words << 16 >> 24) * (x << 16 >> 24) +
-           (w.words << 8 >> 24) * (x << 8 >> 24) + (w.words >> 24) * (x >> 24);
+// As int16, of each four the first, third, second, fourth.
+inline void store_whole(int16_t* p, I32x16 a) {
+  for (int i = 0; i < 16; i += 4) {
+    p[i] = static_cast<int16_t>(a[i]);
+    p[i + 1] = static_cast<int16_t>(a[i + 2]);
+    p[i + 2] = static_cast<int16_t>(a[i + 1]);
+    p[i + 3] = static_cast<int16_t>(a[i + 3]);
   }
-  I32x16 total() const { return sum; }
-};
-struct NibbleSum {
-  SignedSum sum;
-  void add_product(Bytes64 weights, I32x16 x) { sum.add_product(SignedWeights(weights), x); }
-  I32x16 total() const { return sum.total(); }
-};
+}
 
-constexpr int kQuantizedRows = 2;
+struct NibbleWeights {
+  I32x16 quants[32];  // by input
+  void load(const uint8_t (&packed)[4][16][4]) {
+    for (int s = 0; s < 4; ++s) {
+      I32x16 words;
+      __builtin_memcpy(&words, packed[s], sizeof words);
+      for (int i = 0; i < 4; ++i) {
+        quants[4 * s + i] = (words >> (8 * i)) & 15;
+        quants[4 * s + i + 16] = (words >> (8 * i + 4)) & 15;
+      }
+    }
+  }
+};
+template <int P>
+inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[P]) {
+  for (int p = 0; p < P; ++p) dot[p] = I32x16{};
+  for (int k = 0; k < 32; ++k) {
+    for (int p = 0; p < P; ++p) dot[p] += w[p].quants[k] * x[k];
+  }
+}
+
+struct ByteWeights {
+  I32x16 quants[32];  // in the order of Activations::whole
+  void load(const int8_t (&packed)[8][16][4]) {
+    for (int s = 0; s < 8; ++s) {
+      I32x16 words;
+      __builtin_memcpy(&words, packed[s], sizeof words);
+      quants[4 * s] = words << 24 >> 24;
+      quants[4 * s + 1] = words << 8 >> 24;
+      quants[4 * s + 2] = words << 16 >> 24;
+      quants[4 * s + 3] = words >> 24;
+    }
+  }
+};
+template <bool kLong, int P>
+inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
+  const int16_t* x = a.whole + at * 32;
+  for (int p = 0; p < P; ++p) dot[p] = I32x16{};
+  for (int k = 0; k < 32; ++k) {
+    for (int p = 0; p < P; ++p) dot[p] += w[p].quants[k] * x[k];
+  }
+}
+
+constexpr int kNibblePanels = 1;
+constexpr int kBytePanels = 1;
 constexpr int kDenseRows = 2;
 constexpr int kAttentionRows = 2;
 constexpr int kAttentionVectors = 2;

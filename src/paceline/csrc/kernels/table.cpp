@@ -10,7 +10,6 @@ namespace paceline::PACELINE_LEVEL {
 extern const Kernels table;
 const Kernels table = {
     PACELINE_NAME(PACELINE_LEVEL),
-    kQuantizedRows,
     kDenseRows,
     quantize_rows,
     linear_int8,
