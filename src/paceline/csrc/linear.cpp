@@ -91,8 +91,8 @@ void linear(const Team& team, const float* x, int64_t rows, const PackedLinear& 
       const int64_t block = cell / quantized.groups;
       const int group = static_cast<int>(cell % quantized.groups);
       const int count = static_cast<int>(std::min<int64_t>(quantized.groups - group, mine.last - cell));
-      kernels.quantize_rows(x + quantized.blocks.start(block) * weight.inputs, weight.inputs, quantized.block(block),
-                            group, count);
+      kernels.quantize_rows(x + quantized.blocks.start(block) * weight.inputs, weight.inputs, weight.inputs,
+                            quantized.block(block), group, count);
       cell += count;
     }
     team.barrier();
