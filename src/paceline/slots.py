@@ -20,23 +20,22 @@ class Slots:
 
     Attributes:
         tokens: [S, L] int32, prompt and output.
-        num_tokens, num_prompt, num_computed: [S] int32; see :class:`~paceline.types.SeqStart`.
         block_tables: [S, W] int32, store blocks by position; -1 beyond ``num_blocks``.
-        num_blocks: [S] int32.
-        prompt_logprobs: [S] int32, likeliest tokens wanted for each prompt position; -2 is off, -1 the vocabulary.
+        num_tokens, num_prompt, num_computed: [S]; see :class:`~paceline.types.SeqStart`. These and the following are
+            looked at one by one, for which lists are faster.
+        num_blocks: [S].
+        prompt_logprobs: [S], likeliest tokens wanted for each prompt position; -1 is the vocabulary, None is off.
     """
-
-    OFF = -2
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         self.tokens: IntArray = np.zeros((max_num_seqs, max_model_len), np.int32)
-        self.num_tokens: IntArray = np.zeros(max_num_seqs, np.int32)
-        self.num_prompt: IntArray = np.zeros(max_num_seqs, np.int32)
-        self.num_computed: IntArray = np.zeros(max_num_seqs, np.int32)
         self.block_tables: IntArray = np.full((max_num_seqs, -(-max_model_len // block_size)), -1, np.int32)
-        self.num_blocks: IntArray = np.zeros(max_num_seqs, np.int32)
-        self.prompt_logprobs: IntArray = np.full(max_num_seqs, self.OFF, np.int32)
+        self.num_tokens = [0] * max_num_seqs
+        self.num_prompt = [0] * max_num_seqs
+        self.num_computed = [0] * max_num_seqs
+        self.num_blocks = [0] * max_num_seqs
+        self.prompt_logprobs: list[int | None] = [None] * max_num_seqs
 
     def start(self, start: SeqStart) -> None:
         slot, count = start.slot, len(start.tokens)
@@ -47,7 +46,7 @@ class Slots:
         self.num_computed[slot] = start.num_computed
         self.block_tables[slot] = -1
         self.num_blocks[slot] = 0
-        self.prompt_logprobs[slot] = self.OFF if start.rules.prompt_logprobs is None else start.rules.prompt_logprobs
+        self.prompt_logprobs[slot] = start.rules.prompt_logprobs
         self.append_blocks(slot, start.blocks)
 
     def release(self, slot: int) -> None:

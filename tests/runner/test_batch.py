@@ -60,7 +60,7 @@ def test_a_slot_never_shows_its_last_owner() -> None:
     slots.start(SeqStart(0, (5, 6), 2, 0, (3,), TokenRules()))
     assert slots.tokens[0].tolist() == [5, 6] + [0] * 30
     assert slots.block_tables[0].tolist() == [3] + [-1] * 7
-    assert slots.prompt_logprobs[0] == Slots.OFF
+    assert slots.prompt_logprobs[0] is None
 
 
 def test_prompt_rows_score_the_following_prompt_token_in_every_chunk() -> None:

@@ -35,15 +35,10 @@ rules_of_any_kind = st.builds(
 known_tokens = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 
 
-def gather(sequences: list[SequenceEdits | None], rules: list[TokenRules]) -> LogitEdits:
-    return build_edits(
-        sequences,
-        WIDTH,
-        VOCAB,
-        np.array([r.repetition_penalty for r in rules], np.float32),
-        np.array([r.frequency_penalty for r in rules], np.float32),
-        np.array([r.presence_penalty for r in rules], np.float32),
-    )
+def gather(sequences: list[SequenceEdits | None], width: int = WIDTH) -> LogitEdits:
+    edits = build_edits(sequences, width, VOCAB)
+    assert edits is not None
+    return edits
 
 
 def sequence(rules: TokenRules, prompt: list[int], output: list[int]) -> SequenceEdits | None:
@@ -59,7 +54,7 @@ def test_edits_after_a_restart_equal_those_built_along_the_way(
     if along is not None:
         for token in output[cut:]:
             along.commit(token)
-    one, other = gather([along], [rules]), gather([restarted], [rules])
+    one, other = gather([along]), gather([restarted])
     for field in fields(LogitEdits):
         assert np.array_equal(getattr(one, field.name), getattr(other, field.name)), field.name
 
@@ -72,7 +67,7 @@ def test_gathered_edits_do_to_each_row_what_its_rules_say(
     # Exact in float32 and float64 alike: small multiples of 1/16, and penalties that are powers of two.
     logits = np.random.default_rng(len(requests)).integers(-64, 64, (len(requests), WIDTH)) / 16
     edited = logits.astype(np.float32)
-    edit_logits(edited, gather([sequence(*request) for request in requests], [rules for rules, _, _ in requests]))
+    edit_logits(edited, gather([sequence(*request) for request in requests]))
     for row, (rules, prompt, output) in enumerate(requests):
         assert edited[row].tolist() == oracle.edited_logits(logits[row].tolist(), rules, prompt, output, VOCAB)
 
@@ -82,7 +77,7 @@ def test_gathered_edits_do_to_each_row_what_its_rules_say(
 def test_lists_name_each_id_once_and_within_the_vocabulary(
     rules: TokenRules, prompt: list[int], output: list[int]
 ) -> None:
-    edits = gather([sequence(rules, prompt, output)], [rules])
+    edits = gather([sequence(rules, prompt, output)])
     for listed in (edits.bias_ids, edits.seen_ids, edits.banned_ids):
         assert listed.dtype == np.int32
         assert len(set(listed.tolist())) == len(listed)
@@ -92,7 +87,8 @@ def test_lists_name_each_id_once_and_within_the_vocabulary(
 def test_rules_that_leave_the_logits_alone_build_nothing() -> None:
     rules = TokenRules(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=3, logprobs=4, eos_token_ids=(2,))
     assert not changes_logits(rules)
-    edits = gather([None, None], [rules, rules])
+    assert build_edits([None, None], VOCAB, VOCAB) is None
+    edits = gather([None, None])  # the head is wider than the vocabulary
     for name in ("allowed_rows", "allowed_bits", "bias_ids", "bias_values", "seen_ids", "seen_counts", "banned_ids"):
         assert getattr(edits, name).size == 0
     assert edits.bias_starts.tolist() == edits.seen_starts.tolist() == edits.banned_starts.tolist() == [0, 0, 0]
@@ -104,7 +100,7 @@ def test_the_prompt_is_listed_for_the_repetition_penalty_alone() -> None:
         (TokenRules(repetition_penalty=1.5), {4: 0, 5: 1, 6: 1}),
         (TokenRules(frequency_penalty=0.5), {5: 1, 6: 1}),
     ):
-        edits = gather([sequence(rules, prompt, output)], [rules])
+        edits = gather([sequence(rules, prompt, output)])
         assert dict(zip(edits.seen_ids.tolist(), edits.seen_counts.tolist(), strict=True)) == listed
 
 

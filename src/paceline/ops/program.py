@@ -22,10 +22,10 @@ def capture(cpu: _native.Cpu, build: Callable[[LayerOps], Forward]) -> Forward:
     recorder = Recorder(program)
     result = build(recorder)(recorder.batch, recorder.kv)
     program.finish(recorder.number(result))
-    return _Captured(program, result.shape[1])
+    return CapturedForward(program, result.shape[1])
 
 
-class _Captured:
+class CapturedForward:
     """Runs the program. The memory that it works in grows to what the largest batch needs and is kept."""
 
     def __init__(self, program: _native.Program, width: int) -> None:

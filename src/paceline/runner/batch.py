@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -31,28 +32,23 @@ class PromptRows:
 
 def build_batch(spans: Sequence[SeqSpan], slots: Slots) -> Batch:
     """Pack the spans' tokens in the order of the spans. ``logit_rows`` are the last rows of the spans that sample."""
+    # Few calls of numpy: between two forward passes, which empty the caches, each costs like many turns of a loop.
+    counts = [span.count for span in spans]
+    ends = list(accumulate(counts))
     slot_of_span = np.array([span.slot for span in spans], np.int32)
-    starts = np.array([span.start for span in spans], np.int32)
-    counts = np.array([span.count for span in spans], np.int32)
-    span_starts = np.zeros(len(spans) + 1, np.int32)
-    np.cumsum(counts, out=span_starts[1:])
-
-    span_of_token = np.repeat(np.arange(len(spans)), counts)
-    slot_of_token = slot_of_span[span_of_token]
-    offsets = np.arange(span_starts[-1], dtype=np.int32) - span_starts[span_of_token]
-    positions = (starts[span_of_token] + offsets).astype(np.int32)
-    blocks = slots.block_tables[slot_of_token, positions // slots.block_size]
+    slot_of_token = np.repeat(slot_of_span, counts) if spans else slot_of_span
+    positions = np.array([p for span in spans for p in range(span.start, span.start + span.count)], np.int32)
+    block, offset = np.divmod(positions, np.int32(slots.block_size))
     # Only the blocks of the longest sequence in the step go down; the widest table would be copied for nothing.
-    width = int(slots.num_blocks[slot_of_span].max(initial=0))
-    samples = np.array([span.sample for span in spans], np.bool_)
+    width = max((slots.num_blocks[span.slot] for span in spans), default=0)
     return Batch(
         token_ids=slots.tokens[slot_of_token, positions],
         positions=positions,
-        kv_rows=(blocks * slots.block_size + positions % slots.block_size).astype(np.int32),
-        span_starts=span_starts,
-        context_lens=starts,
+        kv_rows=slots.block_tables[slot_of_token, block] * np.int32(slots.block_size) + offset,
+        span_starts=np.array([0, *ends], np.int32),
+        context_lens=np.array([span.start for span in spans], np.int32),
         block_tables=slots.block_tables[slot_of_span, :width],
-        logit_rows=(span_starts[1:] - 1)[samples],
+        logit_rows=np.array([end - 1 for span, end in zip(spans, ends, strict=True) if span.sample], np.int32),
     )
 
 
@@ -63,10 +59,10 @@ def prompt_rows(spans: Sequence[SeqSpan], slots: Slots, batch: Batch) -> list[Pr
     """
     wanted: list[PromptRows] = []
     for index, span in enumerate(spans):
-        k = int(slots.prompt_logprobs[span.slot])
-        if k == Slots.OFF:
+        k = slots.prompt_logprobs[span.slot]
+        if k is None:
             continue
-        count = min(span.start + span.count, int(slots.num_prompt[span.slot]) - 1) - span.start
+        count = min(span.start + span.count, slots.num_prompt[span.slot] - 1) - span.start
         if count <= 0:
             continue
         rows = batch.span_starts[index] + np.arange(count, dtype=np.int32)

@@ -53,7 +53,8 @@ class ModelRunner:
             self._slots.start(start)
             self._state.start(start.slot, start.rules, start.tokens, start.num_prompt)
         for span in plan.spans:
-            self._slots.append_blocks(span.slot, span.new_blocks)
+            if span.new_blocks:
+                self._slots.append_blocks(span.slot, span.new_blocks)
         if not plan.spans:
             return StepResult(plan.step)
         try:

@@ -16,6 +16,8 @@ from paceline.sample.history import TokenCounts
 from paceline.tensors import FloatArray, IntArray, LogitEdits
 from paceline.types import TokenRules
 
+_FLOAT32 = np.finfo(np.float32)
+
 
 def changes_logits(rules: TokenRules) -> bool:
     return (
@@ -39,6 +41,7 @@ class SequenceEdits:
         bias_ids, bias_values: int32 and float32, one entry for each biased id.
         counts: the tokens that penalties look at, or None if there are no penalties. The prompt's matter to the
             repetition penalty alone, so without it they are not collected.
+        repetition, frequency, presence: the strengths of the penalties.
     """
 
     def __init__(self, rules: TokenRules, tokens: Sequence[int], num_prompt: int, vocab_size: int) -> None:
@@ -48,6 +51,10 @@ class SequenceEdits:
         self.bias_values: FloatArray = np.fromiter(bias.values(), np.float32, len(bias))
         self._output = list(tokens[num_prompt:])
         self.counts: TokenCounts | None = None
+        # A float32 that is zero or infinite would turn ordinary logits into NaN.
+        self.repetition = min(max(rules.repetition_penalty, float(_FLOAT32.tiny)), float(_FLOAT32.max))
+        self.frequency = rules.frequency_penalty
+        self.presence = rules.presence_penalty
         if counts_tokens(rules):
             prompt = tokens[:num_prompt] if rules.repetition_penalty != 1 else ()
             self.counts = TokenCounts(prompt, self._output)
@@ -83,17 +90,12 @@ class SequenceEdits:
         return _ids(completed.union(banned.tolist())) if completed else banned
 
 
-def build_edits(
-    sequences: Sequence[SequenceEdits | None],
-    width: int,
-    vocab_size: int,
-    repetition: FloatArray,
-    frequency: FloatArray,
-    presence: FloatArray,
-) -> LogitEdits:
-    """Gather R rows' edits of logits [R, ``width``]; the penalties' strengths are [R] float32."""
+def build_edits(sequences: Sequence[SequenceEdits | None], width: int, vocab_size: int) -> LogitEdits | None:
+    """Gather R rows' edits of logits [R, ``width``]; None if they change nothing."""
     num_rows = len(sequences)
     active = [(row, sequence) for row, sequence in enumerate(sequences) if sequence is not None]
+    if not active and width <= vocab_size:
+        return None
     allowed = [(row, seq.allowed_bits) for row, seq in active if seq.allowed_bits is not None]
     allowed_bits = np.zeros((len(allowed), -(-width // 32)), np.uint32)
     for i, (_, bits) in enumerate(allowed):
@@ -101,6 +103,9 @@ def build_edits(
     bias = [(row, seq.bias_ids) for row, seq in active]
     seen = [(row, seq.counts) for row, seq in active if seq.counts is not None]
     banned = [(row, seq.banned()) for row, seq in active]
+    repetition, frequency, presence = np.zeros((3, num_rows), np.float32)
+    for row, seq in active:
+        repetition[row], frequency[row], presence[row] = seq.repetition, seq.frequency, seq.presence
     return LogitEdits(
         vocab_size=vocab_size,
         allowed_rows=np.array([row for row, _ in allowed], np.int32),
@@ -138,7 +143,7 @@ def _starts(num_rows: int, lists: Sequence[tuple[int, IntArray]]) -> IntArray:
     starts = np.zeros(num_rows + 1, np.int32)
     for row, ids in lists:
         starts[row + 1] = len(ids)
-    return np.cumsum(starts, dtype=np.int32)
+    return np.cumsum(starts, dtype=np.int32) if lists else starts
 
 
 def _join(parts: Sequence[npt.NDArray[Any]], dtype: type[np.generic] = np.int32) -> npt.NDArray[Any]:

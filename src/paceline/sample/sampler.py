@@ -12,7 +12,7 @@ from paceline.ops.api import Ops
 from paceline.sample.edits import build_edits
 from paceline.sample.logprobs import NOT_FINITE, token_logprobs
 from paceline.sample.state import SamplerState
-from paceline.tensors import ChoiceControls, FloatArray, IntArray, LogitEdits
+from paceline.tensors import ChoiceControls, FloatArray, IntArray
 from paceline.types import TokenLogprobs
 
 
@@ -43,10 +43,17 @@ class Sampler:
         logprobs = [self._state.logprobs[slot] for slot in slots]
         wanted = [row for row, k in enumerate(logprobs) if k is not None]
         raw = logits[wanted] if wanted else logits[:0]
-        self._ops.edit_logits(logits, self._edits(slots, logits.shape[1]))
+        edits = build_edits([self._state.edits[slot] for slot in slots], logits.shape[1], self._state.vocab_size)
+        if edits is not None:
+            self._ops.edit_logits(logits, edits)
         chosen = self._ops.choose(logits, self._controls(slots, positions))
 
-        picks = [self._pick(int(token), logits[row]) for row, token in enumerate(chosen)]
+        picks = [
+            Pick(token) if token >= 0 else Pick(None, error=_reason(logits[row]))
+            for row, token in enumerate(chosen.tolist())
+        ]
+        if not wanted:
+            return picks
         scored = [(i, row) for i, row in enumerate(wanted) if chosen[row] >= 0]
         for k in dict.fromkeys(logprobs[row] for _, row in scored):
             assert k is not None
@@ -56,24 +63,6 @@ class Sampler:
             for row, result in zip(rows, results, strict=True):
                 picks[row] = Pick(None, error=NOT_FINITE) if result is None else Pick(int(chosen[row]), result)
         return picks
-
-    def _pick(self, token: int, edited: FloatArray) -> Pick:
-        if token >= 0:
-            return Pick(token)
-        nothing_left = bool(np.all(np.isneginf(edited)))
-        return Pick(None, error=NO_TOKEN_LEFT if nothing_left else NOT_FINITE)
-
-    def _edits(self, slots: Sequence[int], width: int) -> LogitEdits:
-        state = self._state
-        at = np.array(slots, np.int32)
-        return build_edits(
-            [state.edits[slot] for slot in slots],
-            width,
-            state.vocab_size,
-            state.repetition[at],
-            state.frequency[at],
-            state.presence[at],
-        )
 
     def _controls(self, slots: Sequence[int], positions: Sequence[int]) -> ChoiceControls:
         state = self._state
@@ -86,3 +75,8 @@ class Sampler:
             seeds=state.seeds[at],
             positions=np.array(positions, np.int32),
         )
+
+
+def _reason(edited: FloatArray) -> str:
+    """Why no token could be chosen from a row."""
+    return NO_TOKEN_LEFT if np.all(np.isneginf(edited)) else NOT_FINITE

@@ -12,7 +12,6 @@ from paceline.tensors import FloatArray, IntArray
 from paceline.types import TokenRules
 
 _UINT64 = 2**64 - 1
-_FLOAT32 = np.finfo(np.float32)
 
 
 class SamplerState:
@@ -23,7 +22,7 @@ class SamplerState:
 
     Attributes:
         vocab_size: ids that can be chosen: the tokenizer's number of ids, or the head's where that is smaller.
-        temperature, top_p, min_p, repetition, frequency, presence: [S] float32.
+        temperature, top_p, min_p: [S] float32.
         top_k: [S] int32.
         seeds: [S] uint64.
         logprobs: [S], likeliest tokens wanted beside the chosen one; -1 is the vocabulary, None is off.
@@ -36,9 +35,6 @@ class SamplerState:
         self.top_k: IntArray = np.zeros(max_num_seqs, np.int32)
         self.top_p: FloatArray = np.zeros(max_num_seqs, np.float32)
         self.min_p: FloatArray = np.zeros(max_num_seqs, np.float32)
-        self.repetition: FloatArray = np.zeros(max_num_seqs, np.float32)
-        self.frequency: FloatArray = np.zeros(max_num_seqs, np.float32)
-        self.presence: FloatArray = np.zeros(max_num_seqs, np.float32)
         self.seeds: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
         self.logprobs: list[int | None] = [None] * max_num_seqs
         self.edits: list[SequenceEdits | None] = [None] * max_num_seqs
@@ -51,10 +47,6 @@ class SamplerState:
         self.top_k[slot] = min(rules.top_k, self.vocab_size)
         self.top_p[slot] = rules.top_p
         self.min_p[slot] = rules.min_p
-        # A float32 that is zero or infinite would turn ordinary logits into NaN.
-        self.repetition[slot] = min(max(rules.repetition_penalty, float(_FLOAT32.tiny)), float(_FLOAT32.max))
-        self.frequency[slot] = rules.frequency_penalty
-        self.presence[slot] = rules.presence_penalty
         self.seeds[slot] = rules.seed & _UINT64
         self.logprobs[slot] = rules.logprobs
         edited = changes_logits(rules)

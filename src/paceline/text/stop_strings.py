@@ -26,6 +26,8 @@ class StopStrings:
         """Add a piece; returns what it releases. A match that ends in a piece that does not count is ignored."""
         if self.matched is not None:
             return ""
+        if not self._stops:
+            return text
         self._held += text
         for index, character in enumerate(text, start=len(self._held) - len(text) + 1):
             complete = [stop.text for stop in self._stops if stop.advance(character)]
@@ -34,7 +36,7 @@ class StopStrings:
                 released = self._held[: index if self._include else index - len(self.matched)]
                 self._held = ""
                 return released
-        keep = max((stop.length for stop in self._stops), default=0)
+        keep = max(stop.length for stop in self._stops)
         released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return released
 

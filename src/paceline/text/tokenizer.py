@@ -50,6 +50,7 @@ class Tokenizer:
         self._backend = parts.backend
         added = self._backend.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
+        self._bytes: dict[int, bytes] = {}  # of the tokens that were asked for; most are, again and again
         self._lock = threading.Lock()  # the backend's switch for control tokens is shared
         self._control_names: ControlNames | None = None
         self.vocab_size = parts.vocab_size
@@ -108,11 +109,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of a token; none for an id that is not a token."""
-        content = self._added.get(token_id)
-        if content is not None:
-            return added_bytes(content, self._parts.coding)
-        entry = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
-        return b"" if entry is None else entry_bytes(entry, self._parts.coding)
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._find_bytes(token_id)
+        return known
 
     def token_text(self, token_id: int) -> str:
         """A token's text by itself, with U+FFFD for parts of characters. Control tokens are written by name."""
@@ -133,6 +133,13 @@ class Tokenizer:
         anchor = self.encode("\n", add_special=False)
         joined = self.encode("\n" + word, add_special=False)
         return joined[len(anchor) :] if joined[: len(anchor)] == anchor else alone, alone
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        content = self._added.get(token_id)
+        if content is not None:
+            return added_bytes(content, self._parts.coding)
+        entry = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        return b"" if entry is None else entry_bytes(entry, self._parts.coding)
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
         self._backend.encode_special_tokens = not parse_special
