@@ -101,8 +101,8 @@ def test_the_pieces_of_a_stream_join_to_the_answer_in_one_piece(server: LiveServ
 
 
 def test_logprobs_have_four_lists_of_one_length(server: LiveServer) -> None:
-    choice = server.post(PATH, prompt="hello", temperature=0, max_tokens=9, logprobs=3).json["choices"][0]
-    logprobs = choice["logprobs"]
+    fields = {"prompt": "hello", "temperature": 0, "max_tokens": 9, "ignore_eos": True, "logprobs": 3}
+    logprobs = server.post(PATH, **fields).json["choices"][0]["logprobs"]
     assert {len(values) for values in logprobs.values()} == {9}
     for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]):
         assert len(top) == 3
