@@ -23,14 +23,14 @@ static_assert(sizeof(Int8Group) == 544 && sizeof(Int4Group) == 320, "no padding"
 
 // A block of rows of activations, quantised in groups of 32: number = scale * quant. Most quants have 8 bits. A group
 // whose numbers stand out of its row has 15, so that their rounding does not outweigh all others: quant = 128 * high +
-// low. Each array begins with [groups][rows].
+// low. A cell is a group of a row; each array begins with [groups][cells, those with 8 bits first].
 struct Activations {
   int rows, groups;
-  int8_t *high, *low;             // [32]; low is written for the rows with 15 bits only
+  int8_t *high, *low;             // [32]; low is written for the cells with 15 bits only
   int16_t* whole;                 // [32]: the quants, of each four inputs the first, third, second, fourth
   float *scales, *scaled_sums;    // scaled sum: scale * sum of the quants
   int32_t *high_sums, *low_sums;  // of the digits
-  uint8_t* order;                 // the block's rows, those with 8 bits first
+  uint8_t* order;                 // the row that the cell belongs to
   int32_t* num_short;             // [groups] only: how many have 8 bits
 };
 constexpr int kBlockRows = 32;  // most rows of a block

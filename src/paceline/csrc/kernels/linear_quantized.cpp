@@ -29,51 +29,59 @@ float long_threshold(const float* x, int inputs) {
   return kLongAbove * __builtin_sqrtf(reduce_add(sum) / static_cast<float>(inputs));
 }
 
-// One row's group: scale = largest magnitude / largest quant, quants rounded to nearest even. A group with an infinity
-// or a NaN gets a NaN scale, so that it spoils its own row and no other; one below 2^-100 counts as zero. Returns
-// whether it has 15 bits.
-bool quantize_group(const float* x, int count, float threshold, const Activations& a, int at) {
-  const F32x16 first = load_first(x, count < kLanes ? count : kLanes);
-  const F32x16 second = count > kLanes ? load_first(x + kLanes, count - kLanes) : zero();
-  const int32_t largest_bits =
-      reduce_max(max(as_i32(absolute(first)), as_i32(absolute(second))));  // as integers NaN is largest
-  float largest;
-  __builtin_memcpy(&largest, &largest_bits, sizeof largest);
-  const bool finite = largest_bits < 0x7f800000, zeros = !finite || largest < 0x1p-100f;
-  const bool is_long = !zeros && largest > threshold;
-  const float largest_quant = is_long ? kLargestLong : kLargestShort;
-  const F32x16 inverse = broadcast(zeros ? 0.0f : largest_quant / largest);
-  int32_t high_sum = 0, low_sum = 0;
+// The numbers of a group, and zeros after the last input.
+struct Numbers {
+  F32x16 halves[2];
+  Numbers(const float* x, int count)
+      : halves{load_first(x, count < kLanes ? count : kLanes),
+               count > kLanes ? load_first(x + kLanes, count - kLanes) : zero()} {}
+  // The largest magnitude; as integers NaN is largest.
+  float largest() const {
+    const int32_t bits = reduce_max(max(as_i32(absolute(halves[0])), as_i32(absolute(halves[1]))));
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+};
+
+// Scale = largest magnitude / largest quant, quants rounded to nearest even. A group with an infinity or a NaN gets a
+// NaN scale, so that it spoils its own row and no other; one below 2^-100 counts as zero.
+template <bool kLong>
+void quantize_group(const Numbers& x, float largest, const Activations& a, int64_t at) {
+  constexpr float kLargest = kLong ? kLargestLong : kLargestShort;
+  const bool finite = largest < infinity(), zeros = !(finite && largest >= 0x1p-100f);
+  const F32x16 inverse = broadcast(zeros ? 0.0f : kLargest / largest);
+  I32x16 high_sums = broadcast_i32(0), low_sums = broadcast_i32(0);
   for (int half = 0; half < 2; ++half) {
-    const int offset = at * kGroup + half * kLanes;
-    const I32x16 q = zeros ? broadcast_i32(0) : round_to_i32(mul(half == 0 ? first : second, inverse));
+    const int64_t offset = at * kGroup + half * kLanes;
+    const I32x16 q = zeros ? broadcast_i32(0) : round_to_i32(mul(x.halves[half], inverse));
     I32x16 high = q;
-    if (is_long) {
+    if constexpr (kLong) {
       high = round_to_i32(mul(to_f32(q), broadcast(1.0f / 128.0f)));
       const I32x16 low = sub(q, times_128(high));
       store_i8(a.low + offset, low);
-      low_sum += reduce_add(low);
+      low_sums = add(low_sums, low);
     }
     store_i8(a.high + offset, high);
     store_whole(a.whole + offset, q);
-    high_sum += reduce_add(high);
+    high_sums = add(high_sums, high);
   }
-  const float scale = finite ? (zeros ? 0.0f : largest / largest_quant) : __builtin_nanf("");
+  const int32_t high_sum = reduce_add(high_sums), low_sum = kLong ? reduce_add(low_sums) : 0;
+  const float scale = finite ? (zeros ? 0.0f : largest / kLargest) : __builtin_nanf("");
   a.scales[at] = scale;
-  a.scaled_sums[at] = scale * static_cast<float>(is_long ? 128 * high_sum + low_sum : high_sum);
+  a.scaled_sums[at] = scale * static_cast<float>(kLong ? 128 * high_sum + low_sum : high_sum);
   a.high_sums[at] = high_sum;
   a.low_sums[at] = low_sum;
-  return is_long;
 }
 
 struct Int8 {
   using Group = Int8Group;
   using Weights = ByteWeights;
   static constexpr bool kHasMinima = false;
-  static constexpr int kPanels = kBytePanels;
-  template <bool kLong, int P>
-  static inline void dots(const Weights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
-    byte_dots<kLong, P>(w, a, at, dot);
+  static constexpr int kRows = kByteRows, kPanels = kBytePanels;
+  template <bool kLong, int R, int P>
+  static inline void dots(const Weights (&w)[P], const Activations& a, int64_t at, I32x16 (&dot)[R][P]) {
+    byte_dots<kLong>(w, a, at, dot);
   }
 };
 
@@ -81,14 +89,16 @@ struct Int4 {
   using Group = Int4Group;
   using Weights = NibbleWeights;
   static constexpr bool kHasMinima = true;
-  static constexpr int kPanels = kNibblePanels;
-  template <bool kLong, int P>
-  static inline void dots(const Weights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
-    nibble_dots<P>(w, a.high + at * kGroup, dot);
+  static constexpr int kRows = kNibbleRows, kPanels = kNibblePanels;
+  template <bool kLong, int R, int P>
+  static inline void dots(const Weights (&w)[P], const Activations& a, int64_t at, I32x16 (&dot)[R][P]) {
+    nibble_dots(w, a.high + at * kGroup, dot);
     if constexpr (kLong) {
-      I32x16 low[P];
-      nibble_dots<P>(w, a.low + at * kGroup, low);
-      for (int p = 0; p < P; ++p) dot[p] = add(times_128(dot[p]), low[p]);
+      I32x16 low[R][P];
+      nibble_dots(w, a.low + at * kGroup, low);
+      for (int r = 0; r < R; ++r) {
+        for (int p = 0; p < P; ++p) dot[r][p] = add(times_128(dot[r][p]), low[r][p]);
+      }
     }
   }
 };
@@ -96,7 +106,7 @@ struct Int4 {
 template <int P>
 using Accumulators = float[kBlockRows][P][kLanes];
 
-// A group's weights, unpacked once for all rows of the block.
+// A group's weights, made ready once for all rows of the block.
 template <class Form, int P>
 struct GroupWeights {
   typename Form::Weights quants[P];
@@ -112,21 +122,29 @@ struct GroupWeights {
   }
 };
 
-template <class Form, int P, bool kLong>
-inline void add_rows(const GroupWeights<Form, P>& w, const Activations& a, int g, const uint8_t* rows, int count,
-                     Accumulators<P>& acc) {
-  for (int i = 0; i < count; ++i) {
-    const int row = rows[i], at = g * a.rows + row;
-    I32x16 dot[P];
-    Form::template dots<kLong, P>(w.quants, a, at, dot);
-    const F32x16 scale = broadcast(a.scales[at]);
+// The group's cells first .. last - 1, R at a time, then half as many for those that are left.
+template <class Form, bool kLong, int R, int P>
+inline void add_cells(const GroupWeights<Form, P>& w, const Activations& a, int g, int first, int last,
+                      Accumulators<P>& acc) {
+  const int64_t group = static_cast<int64_t>(g) * a.rows;
+  int i = first;
+  for (; i + R <= last; i += R) {
+    const int64_t at = group + i;
+    I32x16 dot[R][P];
+    Form::template dots<kLong>(w.quants, a, at, dot);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F32x16 scale = broadcast(a.scales[at + r]);
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      F32x16 sum = fma(mul(to_f32(dot[p]), scale), w.scales[p], PACELINE_LEVEL::load(acc[row][p]));
-      if constexpr (Form::kHasMinima) sum = fma(w.minima[p], broadcast(a.scaled_sums[at]), sum);
-      store(acc[row][p], sum);
+      for (int p = 0; p < P; ++p) {
+        float* sums = acc[a.order[at + r]][p];
+        F32x16 sum = fma(mul(to_f32(dot[r][p]), scale), w.scales[p], PACELINE_LEVEL::load(sums));
+        if constexpr (Form::kHasMinima) sum = fma(w.minima[p], broadcast(a.scaled_sums[at + r]), sum);
+        store(sums, sum);
+      }
     }
   }
+  if constexpr (R > 1) add_cells<Form, kLong, R / 2>(w, a, g, i, last, acc);
 }
 
 template <class Form, int P>
@@ -143,10 +161,8 @@ void multiply(const Activations& a, const PanelRange& range, int first_panel) {
   for (int g = 0; g < a.groups; ++g) {
     GroupWeights<Form, P> weights;
     weights.load(w, g);
-    const uint8_t* rows = a.order + g * a.rows;
-    const int num_short = a.num_short[g];
-    add_rows<Form, P, false>(weights, a, g, rows, num_short, acc);
-    add_rows<Form, P, true>(weights, a, g, rows + num_short, a.rows - num_short, acc);
+    add_cells<Form, false, Form::kRows>(weights, a, g, 0, a.num_short[g], acc);
+    add_cells<Form, true, Form::kRows>(weights, a, g, a.num_short[g], a.rows, acc);
   }
   for (int p = 0; p < P; ++p) {
     const int column = (first_panel + p) * kPanel;
@@ -174,11 +190,19 @@ void quantize_rows(const float* x, int64_t stride, int inputs, const Activations
   for (int g = first_group; g < first_group + num_groups; ++g) {
     const int first = g * kGroup;
     const int count = inputs - first < kGroup ? inputs - first : kGroup;
-    uint8_t* order = a.order + g * a.rows;
-    int num_short = 0, end = a.rows;
+    const int64_t cells = static_cast<int64_t>(g) * a.rows;
+    int num_short = 0, num_long = 0;
     for (int r = 0; r < a.rows; ++r) {
-      const bool is_long = quantize_group(x + r * stride + first, count, thresholds[r], a, g * a.rows + r);
-      order[is_long ? --end : num_short++] = static_cast<uint8_t>(r);
+      const Numbers numbers(x + r * stride + first, count);
+      const float largest = numbers.largest();
+      const bool is_long = largest >= 0x1p-100f && largest < infinity() && largest > thresholds[r];
+      const int64_t at = cells + (is_long ? a.rows - ++num_long : num_short++);
+      a.order[at] = static_cast<uint8_t>(r);
+      if (is_long) {
+        quantize_group<true>(numbers, largest, a, at);
+      } else {
+        quantize_group<false>(numbers, largest, a, at);
+      }
     }
     a.num_short[g] = num_short;
   }

@@ -41,7 +41,9 @@ inline void store(float* p, F32x16 x) {
   _mm256_storeu_ps(p, x.lo);
   _mm256_storeu_ps(p + 8, x.hi);
 }
+// Masked stores are slow on some processors, so full vectors do without.
 inline void store_first(float* p, F32x16 x, int n) {
+  if (n == 16) return store(p, x);
   const Mask16 m = first_lanes(n);
   _mm256_maskstore_ps(p, _mm256_castps_si256(m.lo), x.lo);
   _mm256_maskstore_ps(p + 8, _mm256_castps_si256(m.hi), x.hi);
@@ -134,73 +136,79 @@ inline __m256i broadcast_word(const void* p) {
   return _mm256_set1_epi32(word);
 }
 
-// More registers than there are: the compiler keeps the unpacked weights in the nearest cache.
+// With 16 registers weights cannot stay in them: they are unpacked again for every few rows.
 struct NibbleWeights {
-  __m256i quants[8][2];
-  void load(const uint8_t (&packed)[4][16][4]) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    for (int s = 0; s < 4; ++s) {
-      for (int half = 0; half < 2; ++half) {
-        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed[s]) + half);
-        quants[s][half] = _mm256_and_si256(both, mask);
-        quants[s + 4][half] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-      }
-    }
-  }
+  const __m256i* packed;  // [4 steps][2 halves]
+  void load(const uint8_t (&group)[4][16][4]) { packed = reinterpret_cast<const __m256i*>(group); }
 };
 
 // A product of nibble and int8 is at most 15 * 127; the 16 that meet in one 16-bit lane over a group stay below 2^15.
-template <int P>
-inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[P]) {
-  __m256i sum[P][2];
-#pragma GCC unroll 8
-  for (int s = 0; s < 8; ++s) {
-    const __m256i four = broadcast_word(x + 4 * s);
+template <int R, int P>
+inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[R][P]) {
+  const __m256i mask = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
+  for (int p = 0; p < P; ++p) {
+    __m256i sum[R][2];
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) {
+      const __m256i both[2] = {_mm256_loadu_si256(w[p].packed + 2 * s), _mm256_loadu_si256(w[p].packed + 2 * s + 1)};
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const __m256i products = _mm256_maddubs_epi16(w[p].quants[s][half], four);
-        sum[p][half] = s == 0 ? products : _mm256_add_epi16(sum[p][half], products);
+      for (int high = 0; high < 2; ++high) {
+        __m256i quants[2];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          quants[half] = _mm256_and_si256(high ? _mm256_srli_epi16(both[half], 4) : both[half], mask);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const __m256i four = broadcast_word(x + r * 32 + 4 * (s + 4 * high));
+#pragma GCC unroll 2
+          for (int half = 0; half < 2; ++half) {
+            const __m256i products = _mm256_maddubs_epi16(quants[half], four);
+            sum[r][half] = s == 0 && !high ? products : _mm256_add_epi16(sum[r][half], products);
+          }
+        }
       }
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) dot[r][p] = {_mm256_madd_epi16(sum[r][0], one), _mm256_madd_epi16(sum[r][1], one)};
   }
-  const __m256i one = _mm256_set1_epi16(1);
-#pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) dot[p] = {_mm256_madd_epi16(sum[p][0], one), _mm256_madd_epi16(sum[p][1], one)};
 }
 
 // Widened to 16 bits: of four inputs the first and third, then the second and fourth. So the quants of 15 bits cost no
 // more than those of 8.
 struct ByteWeights {
-  __m256i words[16][2];
-  void load(const int8_t (&packed)[8][16][4]) {
-    for (int s = 0; s < 8; ++s) {
-      for (int half = 0; half < 2; ++half) {
-        const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed[s]) + half);
-        words[2 * s][half] = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8);
-        words[2 * s + 1][half] = _mm256_srai_epi16(four, 8);
-      }
-    }
-  }
+  const __m256i* packed;  // [8 steps][2 halves]
+  void load(const int8_t (&group)[8][16][4]) { packed = reinterpret_cast<const __m256i*>(group); }
 };
-template <bool kLong, int P>
-inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
-  const int16_t* x = a.whole + at * 32;
-#pragma GCC unroll 16
-  for (int s = 0; s < 16; ++s) {
-    const __m256i two = broadcast_word(x + 2 * s);
+template <bool kLong, int R, int P>
+inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t at, I32x16 (&dot)[R][P]) {
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      const __m256i lo = _mm256_madd_epi16(w[p].words[s][0], two), hi = _mm256_madd_epi16(w[p].words[s][1], two);
-      dot[p] = s == 0 ? I32x16{lo, hi} : I32x16{_mm256_add_epi32(dot[p].lo, lo), _mm256_add_epi32(dot[p].hi, hi)};
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; ++s) {
+      const __m256i four[2] = {_mm256_loadu_si256(w[p].packed + 2 * s), _mm256_loadu_si256(w[p].packed + 2 * s + 1)};
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; ++odd) {
+        __m256i words[2];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          words[half] = _mm256_srai_epi16(odd ? four[half] : _mm256_slli_epi16(four[half], 8), 8);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const __m256i two = broadcast_word(a.whole + (at + r) * 32 + 4 * s + 2 * odd);
+          const I32x16 products = {_mm256_madd_epi16(words[0], two), _mm256_madd_epi16(words[1], two)};
+          dot[r][p] = s == 0 && !odd ? products : add(dot[r][p], products);
+        }
+      }
     }
   }
 }
 
 // Blocks that fit 16 vector registers.
-constexpr int kNibblePanels = 2;
-constexpr int kBytePanels = 1;
+constexpr int kNibbleRows = 4, kNibblePanels = 1;
+constexpr int kByteRows = 4, kBytePanels = 1;
 constexpr int kDenseRows = 3;
 constexpr int kAttentionRows = 2;
 constexpr int kAttentionVectors = 2;

@@ -97,15 +97,18 @@ struct NibbleWeights {
 #if defined(__AVX512VNNI__)
 
 // The instruction wants one side unsigned, which nibbles are.
-template <int P>
-inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[P]) {
+template <int R, int P>
+inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[R][P]) {
 #pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) dot[p] = _mm512_setzero_si512();
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) dot[r][p] = _mm512_setzero_si512();
 #pragma GCC unroll 8
-  for (int s = 0; s < 8; ++s) {
-    const __m512i four = broadcast_word(x + 4 * s);
+    for (int s = 0; s < 8; ++s) {
+      const __m512i four = broadcast_word(x + r * 32 + 4 * s);
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) dot[p] = _mm512_dpbusd_epi32(dot[p], w[p].quants[s], four);
+      for (int p = 0; p < P; ++p) dot[r][p] = _mm512_dpbusd_epi32(dot[r][p], w[p].quants[s], four);
+    }
   }
 }
 
@@ -129,13 +132,16 @@ inline void digit_dots(const ByteWeights (&w)[P], const int8_t* x, int32_t sum_o
     for (int p = 0; p < P; ++p) dot[p] = _mm512_dpbusd_epi32(dot[p], w[p].biased[s], four);
   }
 }
-template <bool kLong, int P>
-inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
-  digit_dots(w, a.high + at * 32, a.high_sums[at], dot);
-  if constexpr (kLong) {
-    I32x16 low[P];
-    digit_dots(w, a.low + at * 32, a.low_sums[at], low);
-    for (int p = 0; p < P; ++p) dot[p] = add(times_128(dot[p]), low[p]);
+template <bool kLong, int R, int P>
+inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t at, I32x16 (&dot)[R][P]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    digit_dots(w, a.high + (at + r) * 32, a.high_sums[at + r], dot[r]);
+    if constexpr (kLong) {
+      I32x16 low[P];
+      digit_dots(w, a.low + (at + r) * 32, a.low_sums[at + r], low);
+      for (int p = 0; p < P; ++p) dot[r][p] = add(times_128(dot[r][p]), low[p]);
+    }
   }
 }
 constexpr int kBytePanels = 2;
@@ -143,18 +149,22 @@ constexpr int kBytePanels = 2;
 #else
 
 // A product of nibble and int8 is at most 15 * 127; the 16 that meet in one 16-bit lane over a group stay below 2^15.
-template <int P>
-inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[P]) {
+template <int R, int P>
+inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[R][P]) {
 #pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) dot[p] = _mm512_maddubs_epi16(w[p].quants[0], broadcast_word(x));
+  for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-  for (int s = 1; s < 8; ++s) {
-    const __m512i four = broadcast_word(x + 4 * s);
+    for (int s = 0; s < 8; ++s) {
+      const __m512i four = broadcast_word(x + r * 32 + 4 * s);
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) dot[p] = _mm512_add_epi16(dot[p], _mm512_maddubs_epi16(w[p].quants[s], four));
+      for (int p = 0; p < P; ++p) {
+        const __m512i products = _mm512_maddubs_epi16(w[p].quants[s], four);
+        dot[r][p] = s == 0 ? products : _mm512_add_epi16(dot[r][p], products);
+      }
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) dot[r][p] = _mm512_madd_epi16(dot[r][p], _mm512_set1_epi16(1));
   }
-#pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) dot[p] = _mm512_madd_epi16(dot[p], _mm512_set1_epi16(1));
 }
 
 // Widened to 16 bits: of four inputs the first and third, then the second and fourth. So the quants of 15 bits cost no
@@ -169,24 +179,28 @@ struct ByteWeights {
     }
   }
 };
-template <bool kLong, int P>
-inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
-  const int16_t* x = a.whole + at * 32;
+template <bool kLong, int R, int P>
+inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t at, I32x16 (&dot)[R][P]) {
 #pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) dot[p] = _mm512_madd_epi16(w[p].words[0], broadcast_word(x));
+  for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-  for (int s = 1; s < 16; ++s) {
-    const __m512i two = broadcast_word(x + 2 * s);
+    for (int s = 0; s < 16; ++s) {
+      const __m512i two = broadcast_word(a.whole + (at + r) * 32 + 2 * s);
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) dot[p] = _mm512_add_epi32(dot[p], _mm512_madd_epi16(w[p].words[s], two));
+      for (int p = 0; p < P; ++p) {
+        const __m512i products = _mm512_madd_epi16(w[p].words[s], two);
+        dot[r][p] = s == 0 ? products : _mm512_add_epi32(dot[r][p], products);
+      }
+    }
   }
 }
 constexpr int kBytePanels = 1;
 
 #endif
 
-// Blocks that fit 32 vector registers.
-constexpr int kNibblePanels = 2;
+// Blocks that fit 32 vector registers, the weights of a group among them.
+constexpr int kNibbleRows = 1, kNibblePanels = 2;
+constexpr int kByteRows = 1;
 constexpr int kDenseRows = 12;
 constexpr int kAttentionRows = 4;
 constexpr int kAttentionVectors = 4;

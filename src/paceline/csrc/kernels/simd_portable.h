@@ -163,11 +163,13 @@ struct NibbleWeights {
     }
   }
 };
-template <int P>
-inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[P]) {
-  for (int p = 0; p < P; ++p) dot[p] = I32x16{};
-  for (int k = 0; k < 32; ++k) {
-    for (int p = 0; p < P; ++p) dot[p] += w[p].quants[k] * x[k];
+template <int R, int P>
+inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[R][P]) {
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) dot[r][p] = I32x16{};
+    for (int k = 0; k < 32; ++k) {
+      for (int p = 0; p < P; ++p) dot[r][p] += w[p].quants[k] * x[r * 32 + k];
+    }
   }
 }
 
@@ -184,17 +186,18 @@ struct ByteWeights {
     }
   }
 };
-template <bool kLong, int P>
-inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int at, I32x16 (&dot)[P]) {
-  const int16_t* x = a.whole + at * 32;
-  for (int p = 0; p < P; ++p) dot[p] = I32x16{};
-  for (int k = 0; k < 32; ++k) {
-    for (int p = 0; p < P; ++p) dot[p] += w[p].quants[k] * x[k];
+template <bool kLong, int R, int P>
+inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t at, I32x16 (&dot)[R][P]) {
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) dot[r][p] = I32x16{};
+    for (int k = 0; k < 32; ++k) {
+      for (int p = 0; p < P; ++p) dot[r][p] += w[p].quants[k] * a.whole[(at + r) * 32 + k];
+    }
   }
 }
 
-constexpr int kNibblePanels = 1;
-constexpr int kBytePanels = 1;
+constexpr int kNibbleRows = 1, kNibblePanels = 1;
+constexpr int kByteRows = 1, kBytePanels = 1;
 constexpr int kDenseRows = 2;
 constexpr int kAttentionRows = 2;
 constexpr int kAttentionVectors = 2;
