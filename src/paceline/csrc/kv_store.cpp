@@ -12,7 +12,7 @@ KvView kv_shape(int num_kv, int head_dim, int block_size) {
   require(head_dim > 0 && head_dim % 2 == 0, "head_dim must be even, not " + std::to_string(head_dim));
   require(num_kv > 0, "num_kv must be at least 1");
   KvView kv{nullptr, 0, 0, block_size, head_dim, num_kv};
-  kv.head_stride = kv.keys_size() + static_cast<int64_t>(block_size) * kv.value_width();
+  kv.head_stride = kv.keys_size() + kv.values_size();
   kv.block_stride = kv.head_stride * num_kv;
   return kv;
 }

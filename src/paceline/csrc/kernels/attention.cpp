@@ -7,209 +7,238 @@
 //            accumulator = fma(p, value, accumulator) for the keys in ascending order
 //   segment: starts from nothing, and merges into the row's result with e^(its m - larger m)
 // A row never touches a tile in which it has no key, nor the value of a key outside its range.
-#include "kernels.h"
 #include "level_kernels.h"
-#include "simd.h"
+#include "products.h"
 
 namespace paceline::PACELINE_LEVEL {
 namespace {
 
 constexpr int kGroups = kKeyTile / kPanel;
+constexpr int kScoreStride = kKeyTile + 2 * kPanel;  // a panel before and after a row's scores may be written over
 
-// The state of one row, in the task's scratch.
-struct Row {
-  float* scores;       // [64], of the current tile; a vector before and after it may be written over
-  float* accumulator;  // [width], of the current segment
-  float* sums;         // [16]
-  float* total;        // [width], of the segments before
-  float* total_sums;   // [16]
-  float maximum, total_maximum;
-  const float* query;
-  int low, high;  // keys of this row: absolute positions
+// The rows of a task and their state, in its scratch memory.
+struct Rows {
+  int count, group, head_dim, width;
+  int first_position, window;
+  float* queries;       // [head_dim]
+  float* scores;        // [64], of the current tile
+  float* accumulators;  // [width], of the current segment
+  float* totals;        // [width], of the segments before
+  float* sums;          // [16]
+  float* total_sums;    // [16]
+  float *maxima, *total_maxima;
+
+  Rows(const AttentionTask& task)
+      : count(task.tokens * task.group),
+        group(task.group),
+        head_dim(task.kv->head_dim),
+        width(task.kv->value_width()),
+        first_position(task.first_position),
+        window(task.window) {
+    auto take = [next = task.scratch, this](int64_t floats) mutable {
+      float* array = next;
+      next += floats * count;
+      return array;
+    };
+    scores = take(kScoreStride) + kPanel;
+    accumulators = take(width);
+    totals = take(width);
+    sums = take(kLanes);
+    total_sums = take(kLanes);
+    queries = take(head_dim);
+    maxima = take(1);
+    total_maxima = take(1);
+    for (int i = 0; i < count; ++i) {
+      const float* query = task.queries + i / group * task.query_stride + i % group * head_dim;
+      __builtin_memcpy(queries + i * head_dim, query, head_dim * sizeof(float));
+    }
+  }
+  // The row's keys, as absolute positions.
+  int high(int i) const { return first_position + i / group + 1; }
+  int low(int i) const { return window > 0 && high(i) > window ? high(i) - window : 0; }
 };
-
-static_assert(sizeof(Row) <= 16 * sizeof(float), "attention_floats leaves that much for it");
 
 // Neighbouring keys that lie in one group of 16 of one block. `start` is the place of the group's first slot in the
 // tile; it is negative where the group began before the tile.
 struct Piece {
   int start, end;
-  const uint16_t *keys, *values;
+  const uint16_t *keys, *values;  // the group's panel of keys, and its part of the first panel of values
 };
 
 struct Tile {
   int start;
   int count;
   Piece pieces[kKeyTile];
+
+  // Places in the tile.
+  int first(int low) const { return low > start ? low - start : 0; }
+  int last(int high) const { return high - start < kKeyTile ? high - start : kKeyTile; }
 };
 
-// Scores of all slots of G pieces. Slots of the group outside the piece give numbers that the pieces after it write
+// Scores of all slots of P pieces. Slots of the group outside the piece give numbers that the pieces after it write
 // over, or that lie outside the rows' keys and are never looked at.
-template <int R, int G>
-inline void score_pieces(const Row* rows, const Piece* pieces, int head_dim) {
-  F32x16 acc[R][G];
-  for (int r = 0; r < R; ++r) {
-    for (int g = 0; g < G; ++g) acc[r][g] = zero();
+template <int R, int P>
+inline void score_pieces(const Rows& rows, int i, const Piece* pieces) {
+  const uint16_t* keys[P];
+  F32x16 acc[R][P];
+  for (int p = 0; p < P; ++p) {
+    keys[p] = pieces[p].keys;
+    for (int r = 0; r < R; ++r) acc[r][p] = zero();
   }
-  for (int d = 0; d < head_dim; d += 2) {
-    F32x16 even[G], odd[G];
-#pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) load_bf16_pairs(pieces[g].keys + d * kPanel, even[g], odd[g]);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const F32x16 qe = broadcast(rows[r].query[d]), qo = broadcast(rows[r].query[d + 1]);
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) acc[r][g] = fma(even[g], qe, acc[r][g]);
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) acc[r][g] = fma(odd[g], qo, acc[r][g]);
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int g = 0; g < G; ++g) store(rows[r].scores + pieces[g].start, acc[r][g]);
+  add_products<BFloat16>(keys, rows.queries + i * rows.head_dim, rows.head_dim, rows.head_dim, acc);
+  for (int p = 0; p < P; ++p) {
+    for (int r = 0; r < R; ++r) store(rows.scores + (i + r) * kScoreStride + pieces[p].start, acc[r][p]);
   }
 }
 
 // Scores of the tile's keys first .. last - 1.
 template <int R>
-void score(const Row* rows, const Tile& tile, int head_dim, int first, int last) {
+void score(const Rows& rows, int i, const Tile& tile, int first, int last) {
+  constexpr int P = panels_at_once(R);
   int begin = 0, end = tile.count;
   while (tile.pieces[begin].end <= first) ++begin;
   while (tile.pieces[end - 1].start >= last) --end;
-  for (; begin + kAttentionVectors <= end; begin += kAttentionVectors) {
-    score_pieces<R, kAttentionVectors>(rows, tile.pieces + begin, head_dim);
-  }
-  for (; begin < end; ++begin) score_pieces<R, 1>(rows, tile.pieces + begin, head_dim);
+  for (; begin + P <= end; begin += P) score_pieces<R, P>(rows, i, tile.pieces + begin);
+  for (; begin < end; ++begin) score_pieces<R, 1>(rows, i, tile.pieces + begin);
 }
 
 // From scores to weights p, in place; the row's sums and accumulator take the new maximum.
-void weigh(Row& row, int tile_start, int width, float scale, float softcap) {
-  const int low = row.low > tile_start ? row.low - tile_start : 0;
-  const int high = row.high - tile_start < kKeyTile ? row.high - tile_start : kKeyTile;
+void weigh(const Rows& rows, int i, int first, int last, float scale, float softcap) {
+  float* scores = rows.scores + i * kScoreStride;
+  float* sums_of_row = rows.sums + i * kLanes;
   const F32x16 none = broadcast(-infinity());
   F32x16 s[kGroups], largest = none;
-  for (int g = low / kPanel; g * kPanel < high; ++g) {
-    const int first = low > g * kPanel ? low - g * kPanel : 0;
-    const int last = high - g * kPanel < kPanel ? high - g * kPanel : kPanel;
-    F32x16 v = mul(load(row.scores + g * kPanel), broadcast(scale));
+  for (int g = first / kPanel; g * kPanel < last; ++g) {
+    F32x16 v = mul(load(scores + g * kPanel), broadcast(scale));
     if (softcap > 0.0f) v = mul(broadcast(softcap), tanh(div(v, broadcast(softcap))));
-    s[g] = select(lanes_between(first, last), v, none);
-    largest = max(largest, s[g]);
+    if (first > g * kPanel || last < (g + 1) * kPanel) {
+      const int from = first > g * kPanel ? first - g * kPanel : 0;
+      const int to = last - g * kPanel < kPanel ? last - g * kPanel : kPanel;
+      v = select(lanes_between(from, to), v, none);
+    }
+    s[g] = v;
+    largest = max(largest, v);
   }
-  const float tile_maximum = reduce_max(largest);
-  const float maximum = tile_maximum > row.maximum ? tile_maximum : row.maximum;
-  F32x16 sums = load(row.sums);
-  if (maximum > row.maximum) {
-    const F32x16 factor = exp(broadcast(row.maximum - maximum));
+  const float tile_maximum = reduce_max(largest), old_maximum = rows.maxima[i];
+  const float maximum = tile_maximum > old_maximum ? tile_maximum : old_maximum;
+  F32x16 sums = load(sums_of_row);
+  if (maximum > old_maximum) {
+    const F32x16 factor = exp(broadcast(old_maximum - maximum));
+    float* accumulator = rows.accumulators + static_cast<int64_t>(i) * rows.width;
     sums = mul(sums, factor);
-    for (int d = 0; d < width; d += kLanes) store(row.accumulator + d, mul(load(row.accumulator + d), factor));
-    row.maximum = maximum;
+    for (int d = 0; d < rows.width; d += kLanes) store(accumulator + d, mul(load(accumulator + d), factor));
+    rows.maxima[i] = maximum;
   }
-  for (int g = low / kPanel; g * kPanel < high; ++g) {
+  for (int g = first / kPanel; g * kPanel < last; ++g) {
     const F32x16 p = exp(sub(s[g], broadcast(maximum)));
-    store(row.scores + g * kPanel, p);
+    store(scores + g * kPanel, p);
     sums = add(sums, p);
   }
-  store(row.sums, sums);
+  store(sums_of_row, sums);
 }
 
-// accumulator += p * value over keys first .. last - 1 of the tile, for V vectors of the head from element `begin` on.
-template <int R, int V>
-inline void gather_values(const Row* rows, const Tile& tile, int width, int begin, int first, int last) {
-  F32x16 acc[R][V];
+// accumulator += p * value over keys first .. last - 1 of the tile, for P panels of the head from `panel` on.
+template <int R, int P>
+inline void gather_panels(const Rows& rows, int i, const Tile& tile, int64_t value_panel, int panel, int first,
+                          int last) {
+  float* accumulators = rows.accumulators + static_cast<int64_t>(i) * rows.width + panel * kPanel;
+  F32x16 acc[R][P];
   for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) acc[r][v] = load(rows[r].accumulator + begin + v * kLanes);
+    for (int p = 0; p < P; ++p) acc[r][p] = load(accumulators + r * rows.width + p * kPanel);
   }
   for (const Piece* piece = tile.pieces; piece < tile.pieces + tile.count && piece->start < last; ++piece) {
     const int end = piece->end < last ? piece->end : last;
-    for (int key = piece->start > first ? piece->start : first; key < end; ++key) {
-      const uint16_t* value = piece->values + (key - piece->start) * width + begin;
-      F32x16 x[V];
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v += 2) load_bf16_pairs(value + v * kLanes, x[v], x[v + 1]);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const F32x16 p = broadcast(rows[r].scores[key]);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) acc[r][v] = fma(x[v], p, acc[r][v]);
+    int key = piece->start > first ? piece->start : first;
+    if (key >= end) continue;
+    const uint16_t* values[P];
+    for (int p = 0; p < P; ++p) values[p] = piece->values + (panel + p) * value_panel + (key - piece->start) * kPanel;
+    const float* weights = rows.scores + i * kScoreStride;
+    if ((key - piece->start) % 2 == 1) {  // the second key of a pair, whose first one is not wanted
+      for (int p = 0; p < P; ++p) {
+        F32x16 unwanted, value;
+        BFloat16::pair(values[p] - kPanel, unwanted, value);
+        for (int r = 0; r < R; ++r) acc[r][p] = fma(value, broadcast(weights[r * kScoreStride + key]), acc[r][p]);
+        values[p] += kPanel;
       }
+      ++key;
     }
+    add_products<BFloat16>(values, weights + key, kScoreStride, end - key, acc);
   }
   for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) store(rows[r].accumulator + begin + v * kLanes, acc[r][v]);
+    for (int p = 0; p < P; ++p) store(accumulators + r * rows.width + p * kPanel, acc[r][p]);
   }
 }
 
 template <int R>
-void gather(const Row* rows, const Tile& tile, int width, int first, int last) {
+void gather(const Rows& rows, int i, const Tile& tile, int64_t value_panel, int first, int last) {
   if (first >= last) return;
-  int d = 0;
-  for (; d + kAttentionVectors * kLanes <= width; d += kAttentionVectors * kLanes) {
-    gather_values<R, kAttentionVectors>(rows, tile, width, d, first, last);
-  }
-  for (; d < width; d += 2 * kLanes) gather_values<R, 2>(rows, tile, width, d, first, last);
+  constexpr int P = panels_at_once(R);
+  const int panels = rows.width / kPanel;
+  int panel = 0;
+  for (; panel + P <= panels; panel += P) gather_panels<R, P>(rows, i, tile, value_panel, panel, first, last);
+  for (; panel < panels; ++panel) gather_panels<R, 1>(rows, i, tile, value_panel, panel, first, last);
 }
 
-// One tile for R rows that all have keys in it. What they have in common is done together.
+// One tile for R rows that all have keys in it. What they have in common is done together. Later rows begin and end
+// later, so only the first one reaches as far back, and the last one as far ahead, as any of them.
 template <int R>
-void visit(Row* rows, const Tile& tile, const AttentionTask& task, int width) {
-  int low[R], high[R];
-  int first = kKeyTile, last = 0, common_first = 0, common_last = kKeyTile;
-  for (int r = 0; r < R; ++r) {
-    low[r] = rows[r].low > tile.start ? rows[r].low - tile.start : 0;
-    high[r] = rows[r].high - tile.start < kKeyTile ? rows[r].high - tile.start : kKeyTile;
-    first = low[r] < first ? low[r] : first;
-    last = high[r] > last ? high[r] : last;
-    common_first = low[r] > common_first ? low[r] : common_first;
-    common_last = high[r] < common_last ? high[r] : common_last;
+void visit(const Rows& rows, int i, const Tile& tile, const AttentionTask& task) {
+  const int64_t value_panel = task.kv->value_panel();
+  score<R>(rows, i, tile, tile.first(rows.low(i)), tile.last(rows.high(i + R - 1)));
+  const int common_first = tile.first(rows.low(i + R - 1)), common_last = tile.last(rows.high(i));
+  const bool common = common_first < common_last;
+  for (int r = i; r < i + R; ++r) {
+    const int first = tile.first(rows.low(r)), last = tile.last(rows.high(r));
+    weigh(rows, r, first, last, task.scale, task.softcap);
+    gather<1>(rows, r, tile, value_panel, first, common ? common_first : last);
   }
-  score<R>(rows, tile, task.kv->head_dim, first, last);
-  for (int r = 0; r < R; ++r) weigh(rows[r], tile.start, width, task.scale, task.softcap);
-  if (common_first >= common_last) {
-    for (int r = 0; r < R; ++r) gather<1>(rows + r, tile, width, low[r], high[r]);
-    return;
-  }
-  for (int r = 0; r < R; ++r) gather<1>(rows + r, tile, width, low[r], common_first);
-  gather<R>(rows, tile, width, common_first, common_last);
-  for (int r = 0; r < R; ++r) gather<1>(rows + r, tile, width, common_last, high[r]);
+  if (!common) return;
+  gather<R>(rows, i, tile, value_panel, common_first, common_last);
+  for (int r = i; r < i + R; ++r) gather<1>(rows, r, tile, value_panel, common_last, tile.last(rows.high(r)));
 }
 
 template <int R>
-void visit_rows(Row* rows, int count, const Tile& tile, const AttentionTask& task, int width) {
+void visit_rows(const Rows& rows, int i, int count, const Tile& tile, const AttentionTask& task) {
   if (count == R) {
-    visit<R>(rows, tile, task, width);
+    visit<R>(rows, i, tile, task);
   } else if constexpr (R > 1) {
-    visit_rows<R - 1>(rows, count, tile, task, width);
+    visit_rows<R - 1>(rows, i, count, tile, task);
   }
 }
 
-bool has_keys(const Row& row, int start, int end) { return row.low < end && row.high > start; }
+bool has_keys(const Rows& rows, int i, int start, int end) { return rows.low(i) < end && rows.high(i) > start; }
 
-void begin_segment(Row& row, int width) {
-  row.maximum = -infinity();
-  store(row.sums, zero());
-  for (int d = 0; d < width; d += kLanes) store(row.accumulator + d, zero());
+void begin_segment(const Rows& rows) {
+  for (int i = 0; i < rows.count; ++i) rows.maxima[i] = -infinity();
+  __builtin_memset(rows.sums, 0, rows.count * kLanes * sizeof(float));
+  __builtin_memset(rows.accumulators, 0, static_cast<int64_t>(rows.count) * rows.width * sizeof(float));
 }
 
-void end_segment(Row& row, int segment, int width) {
-  if (row.low >= segment * kKeySegment) {  // the row's first one
-    row.total_maximum = row.maximum;
-    store(row.total_sums, load(row.sums));
-    for (int d = 0; d < width; d += kLanes) store(row.total + d, load(row.accumulator + d));
+void end_segment(const Rows& rows, int i, int segment) {
+  const int width = rows.width;
+  const float* accumulator = rows.accumulators + static_cast<int64_t>(i) * width;
+  const float* sums = rows.sums + i * kLanes;
+  float* total = rows.totals + static_cast<int64_t>(i) * width;
+  float* total_sums = rows.total_sums + i * kLanes;
+  if (rows.low(i) >= segment * kKeySegment) {  // the row's first one
+    rows.total_maxima[i] = rows.maxima[i];
+    store(total_sums, load(sums));
+    __builtin_memcpy(total, accumulator, width * sizeof(float));
     return;
   }
-  const float maximum = row.maximum > row.total_maximum ? row.maximum : row.total_maximum;
-  const F32x16 old = exp(broadcast(row.total_maximum - maximum)), fresh = exp(broadcast(row.maximum - maximum));
-  store(row.total_sums, fma(load(row.sums), fresh, mul(load(row.total_sums), old)));
+  const float old_maximum = rows.total_maxima[i], fresh_maximum = rows.maxima[i];
+  const float maximum = fresh_maximum > old_maximum ? fresh_maximum : old_maximum;
+  const F32x16 old = exp(broadcast(old_maximum - maximum)), fresh = exp(broadcast(fresh_maximum - maximum));
+  store(total_sums, fma(load(sums), fresh, mul(load(total_sums), old)));
   for (int d = 0; d < width; d += kLanes) {
-    store(row.total + d, fma(load(row.accumulator + d), fresh, mul(load(row.total + d), old)));
+    store(total + d, fma(load(accumulator + d), fresh, mul(load(total + d), old)));
   }
-  row.total_maximum = maximum;
+  rows.total_maxima[i] = maximum;
 }
 
 // The tile's keys from `first` on; none before is needed by any row, and none from `end` on exists.
 void locate(const AttentionTask& task, int start, int first, int end, Tile& tile) {
   const KvView& kv = *task.kv;
-  const int width = kv.value_width();
   const int stop = end < start + kKeyTile ? end : start + kKeyTile;
   tile.start = start;
   tile.count = 0;
@@ -222,7 +251,7 @@ void locate(const AttentionTask& task, int start, int first, int end, Tile& tile
     piece.start = position - (slot - group) - start;
     piece.end = position + (group_end - slot) - start;
     piece.keys = head + static_cast<int64_t>(group) * kv.head_dim;
-    piece.values = head + kv.keys_size() + static_cast<int64_t>(group) * width;
+    piece.values = head + kv.keys_size() + static_cast<int64_t>(group) * kPanel;
     position += group_end - slot;
   }
 }
@@ -230,52 +259,35 @@ void locate(const AttentionTask& task, int start, int first, int end, Tile& tile
 }  // namespace
 
 void attention(const AttentionTask& task) {
-  const int width = task.kv->value_width();
-  const int head_dim = task.kv->head_dim;
-  const int count = task.tokens * task.group;
-  const int64_t floats = kKeyTile + 2 * width + 4 * kLanes;
-  Row* rows = reinterpret_cast<Row*>(task.scratch + floats * count);
-  for (int i = 0; i < count; ++i) {
-    Row& row = rows[i];
-    float* p = task.scratch + floats * i;
-    row.scores = p + kLanes;
-    row.accumulator = row.scores + kKeyTile + kLanes;
-    row.total = row.accumulator + width;
-    row.sums = row.total + width;
-    row.total_sums = row.sums + kLanes;
-    const int token = i / task.group;
-    row.query = task.queries + token * task.query_stride + i % task.group * head_dim;
-    row.high = task.first_position + token + 1;
-    row.low = task.window > 0 && row.high > task.window ? row.high - task.window : 0;
-  }
-  const int low = rows[0].low, high = rows[count - 1].high;
+  const Rows rows(task);
+  const int low = rows.low(0), high = rows.high(rows.count - 1);
   Tile tile;
   for (int segment = low / kKeySegment; segment * kKeySegment < high; ++segment) {
     const int segment_start = segment * kKeySegment;
     const int segment_end = segment_start + kKeySegment < high ? segment_start + kKeySegment : high;
-    for (int i = 0; i < count; ++i) begin_segment(rows[i], width);
+    begin_segment(rows);
     int start = segment_start > low ? segment_start : low / kKeyTile * kKeyTile;
     for (; start < segment_end; start += kKeyTile) {
       locate(task, start, low, high, tile);
       // Rows with keys in this tile are neighbours: those from the first whose range reaches it to the last.
-      int i = 0, end = count;
-      while (i < count && !has_keys(rows[i], start, start + kKeyTile)) ++i;
-      while (end > i && !has_keys(rows[end - 1], start, start + kKeyTile)) --end;
+      int i = 0, end = rows.count;
+      while (i < end && !has_keys(rows, i, start, start + kKeyTile)) ++i;
+      while (end > i && !has_keys(rows, end - 1, start, start + kKeyTile)) --end;
       for (; i < end; i += kAttentionRows) {
-        visit_rows<kAttentionRows>(rows + i, end - i < kAttentionRows ? end - i : kAttentionRows, tile, task, width);
+        visit_rows<kAttentionRows>(rows, i, end - i < kAttentionRows ? end - i : kAttentionRows, tile, task);
       }
     }
-    for (int i = 0; i < count; ++i) {
-      if (has_keys(rows[i], segment_start, segment_end)) end_segment(rows[i], segment, width);
+    for (int i = 0; i < rows.count; ++i) {
+      if (has_keys(rows, i, segment_start, segment_end)) end_segment(rows, i, segment);
     }
   }
-  for (int i = 0; i < count; ++i) {
-    const Row& row = rows[i];
-    const F32x16 sum = broadcast(reduce_add(load(row.total_sums)));
-    float* out = task.out + i / task.group * task.out_stride + i % task.group * head_dim;
-    for (int d = 0; d < head_dim; d += kLanes) {
-      const int n = head_dim - d < kLanes ? head_dim - d : kLanes;
-      store_first(out + d, div(load(row.total + d), sum), n);
+  for (int i = 0; i < rows.count; ++i) {
+    const F32x16 sum = broadcast(reduce_add(load(rows.total_sums + i * kLanes)));
+    const float* total = rows.totals + static_cast<int64_t>(i) * rows.width;
+    float* out = task.out + i / task.group * task.out_stride + i % task.group * rows.head_dim;
+    for (int d = 0; d < rows.head_dim; d += kLanes) {
+      const int n = rows.head_dim - d < kLanes ? rows.head_dim - d : kLanes;
+      store_first(out + d, div(load(total + d), sum), n);
     }
   }
 }

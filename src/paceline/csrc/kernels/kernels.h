@@ -56,17 +56,18 @@ inline int64_t row_width(HeadShape heads) {
   return static_cast<int64_t>(heads.num_q + 2 * heads.num_kv) * heads.head_dim;
 }
 
-// Keys and values of one layer. A block holds, for each key head, first the keys: [size / 16, rounded up][head_dim /
-// 2][16][2] (two neighbouring elements of 16 tokens), then the values: [size][value_words] words, in which a word w of
-// a run of 16 holds elements 32 r + w (low half) and 32 r + 16 + w (high half). All bf16.
+// Keys and values of one layer. A block holds, for each key head, panels of 16 tokens' keys, [head_dim / 2][16
+// tokens][2 elements], then panels of 16 elements of the values, [slots / 2][16 elements][2 tokens]. All bf16.
 struct KvView {
   uint16_t* data;
-  int64_t block_stride;  // in elements, between blocks
-  int64_t head_stride;   // in elements, between key heads of a block
+  int64_t block_stride;  // in numbers, between blocks
+  int64_t head_stride;   // in numbers, between key heads of a block
   int block_size;
   int head_dim;
   int num_kv;
-  int value_width() const { return (head_dim + 31) / 32 * 32; }
+  int value_width() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
+  int64_t value_panel() const { return static_cast<int64_t>(block_size + 1) / 2 * 2 * kPanel; }
+  int64_t values_size() const { return value_panel() * (value_width() / kPanel); }
   int64_t keys_size() const { return static_cast<int64_t>(block_size + kPanel - 1) / kPanel * kPanel * head_dim; }
 };
 
@@ -87,11 +88,11 @@ struct AttentionTask {
 };
 constexpr int kKeyTile = 64;       // keys that are visited together, at absolute positions
 constexpr int kKeySegment = 1024;  // keys of one running softmax; segments merge in ascending order
-constexpr int kAttentionTileRows =
-    16;  // (token, head) rows that share a pass over the keys, unless the group is larger
+// (token, head) rows that share a pass over the keys, unless the group is larger.
+constexpr int kAttentionTileRows = 16;
 inline int64_t attention_floats(int rows, int head_dim) {
-  const int64_t width = (head_dim + 31) / 32 * 32;
-  return rows * (kKeyTile + 2 * width + 4 * 16 + 16);
+  const int64_t width = (head_dim + kPanel - 1) / kPanel * kPanel;
+  return rows * (kKeyTile + 2 * kPanel + 3 * width + 2 * kPanel + 2);
 }
 
 constexpr int kNoiseTile = 1024;  // tokens whose noise is looked at together

@@ -139,9 +139,9 @@ void write_kv(const float* qkv, HeadShape heads, const KvView& kv, const int32_t
       uint16_t* head = kv.data + block * kv.block_stride + h * kv.head_stride;
       uint16_t* keys = head + static_cast<int64_t>(slot / kPanel) * kPanel * dim + 2 * (slot % kPanel);
       for (int d = 0; d < dim; ++d) keys[d / 2 * 2 * kPanel + d % 2] = to_bf16(key[d]);
-      uint16_t* values = head + kv.keys_size() + static_cast<int64_t>(slot) * width;
+      uint16_t* values = head + kv.keys_size() + static_cast<int64_t>(slot / 2) * 2 * kPanel + slot % 2;
       for (int d = 0; d < width; ++d) {
-        values[d / 32 * 32 + d % 16 * 2 + d / 16 % 2] = d < dim ? to_bf16(value[d]) : uint16_t{0};
+        values[d / kPanel * kv.value_panel() + d % kPanel * 2] = d < dim ? to_bf16(value[d]) : uint16_t{0};
       }
     }
   }

@@ -209,8 +209,8 @@ inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t a
 // Blocks that fit 16 vector registers.
 constexpr int kNibbleRows = 4, kNibblePanels = 1;
 constexpr int kByteRows = 4, kBytePanels = 1;
-constexpr int kDenseRows = 3;
-constexpr int kAttentionRows = 2;
-constexpr int kAttentionVectors = 2;
+constexpr int kSums = 4;
+constexpr int kDenseRows = 4;
+constexpr int kAttentionRows = 4;
 
 }  // namespace paceline::PACELINE_LEVEL

@@ -201,8 +201,8 @@ constexpr int kBytePanels = 1;
 // Blocks that fit 32 vector registers, the weights of a group among them.
 constexpr int kNibbleRows = 1, kNibblePanels = 2;
 constexpr int kByteRows = 1;
+constexpr int kSums = 24;
 constexpr int kDenseRows = 12;
-constexpr int kAttentionRows = 4;
-constexpr int kAttentionVectors = 4;
+constexpr int kAttentionRows = 8;
 
 }  // namespace paceline::PACELINE_LEVEL

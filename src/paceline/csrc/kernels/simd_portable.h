@@ -198,8 +198,8 @@ inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t a
 
 constexpr int kNibbleRows = 1, kNibblePanels = 1;
 constexpr int kByteRows = 1, kBytePanels = 1;
+constexpr int kSums = 4;
 constexpr int kDenseRows = 2;
 constexpr int kAttentionRows = 2;
-constexpr int kAttentionVectors = 2;
 
 }  // namespace paceline::PACELINE_LEVEL
