@@ -120,7 +120,7 @@ Section pack_section(const std::vector<Part>& parts, Form form, int inputs, cons
   const std::vector<Row> rows = rows_of(parts, inputs);
   Section section{form, static_cast<int>(rows.size()), 0, panel_bytes(form, inputs), {}, {}};
   section.panels = (section.outputs + kPanel - 1) / kPanel;
-  section.weights = Buffer(section.panels * section.panel_bytes);
+  section.weights = machine.weights.take(section.panels * section.panel_bytes);
   if (bias) {
     section.bias.assign(static_cast<size_t>(section.panels) * kPanel, 0.0f);
     std::copy(bias, bias + section.outputs, section.bias.begin());

@@ -28,7 +28,7 @@ struct Team {
   }
 };
 
-// The threads, the instruction set and the scratch memory of an engine. One caller at a time.
+// The threads, the instruction set and the memory of an engine. One caller at a time.
 class Machine {
  public:
   Machine(int num_threads, const Kernels& kernels) : pool(num_threads), kernels(kernels) {}
@@ -49,6 +49,7 @@ class Machine {
 
   ThreadPool pool;
   const Kernels& kernels;
+  Arena weights;
 
  private:
   Buffer scratch_;

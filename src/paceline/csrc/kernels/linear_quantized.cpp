@@ -115,6 +115,7 @@ struct GroupWeights {
   void load(const typename Form::Group* const (&w)[P], int g) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
+      prefetch<sizeof(typename Form::Group)>(w[p] + g);
       quants[p].load(w[p][g].quants);
       scales[p] = load_f16(w[p][g].scales);
       if constexpr (Form::kHasMinima) minima[p] = load_f16(w[p][g].minima);
