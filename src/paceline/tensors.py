@@ -98,7 +98,7 @@ class Batch:
 
     Attributes:
         token_ids: [T] int32.
-        positions: [T] int32, absolute position of each token in its sequence.
+        positions: [T] int32, absolute position of each token in its sequence; [T, A] for a model that rotates by A.
         kv_rows: [T] int32, row of the store (block * block_size + offset) that takes each token's key and value.
         span_starts: [B + 1] int32, first packed token of each span; the last entry is T.
         context_lens: [B] int32, tokens of the sequence that are in the store before this step.

@@ -242,6 +242,40 @@ def test_add_rms_norm_adds_in_place_and_norms_the_sum(ops: Ops, rng: np.random.G
     assert_same_bits(normed, ops.rms_norm(total, weight, 1e-6))
 
 
+@pytest.mark.parametrize("width", [*EDGES, 127, 129, 576, 1153])
+def test_layer_norm_follows_its_formula(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, width: int
+) -> None:
+    x, weight, bias = (
+        normal(rng, 4, width) * np.float32([[1e-4], [1], [1e4], [1]]),
+        normal(rng, width),
+        normal(rng, width),
+    )
+    x[3] += 10  # a mean that outweighs the spread
+    exact = x.astype(np.float64)
+    centered = exact - exact.mean(axis=1, keepdims=True)
+    for eps in (1e-6, 1e-5):
+        expected = centered / np.sqrt(np.mean(centered**2, axis=1, keepdims=True) + eps) * weight + bias
+        out = ops.layer_norm(x, weight, bias, eps)
+        assert_close(out[:3], expected[:3], 3 * implementation.error)
+        assert_close(out[3:], expected[3:], 30 * implementation.error)
+    assert ops.layer_norm(x[:0], weight, bias, 1e-6).shape == (0, width)
+
+
+def test_layer_norm_of_a_constant_is_the_bias(ops: Ops, rng: np.random.Generator) -> None:
+    bias = normal(rng, 48)
+    assert_same_bits(ops.layer_norm(np.full((1, 48), 3, np.float32), np.ones(48, np.float32), bias, 1e-6)[0], bias)
+
+
+@pytest.mark.parametrize("width", [17, 64, 576])
+def test_add_adds_in_place(ops: Ops, rng: np.random.Generator, width: int) -> None:
+    x, update = normal(rng, 4, width), normal(rng, 4, width)
+    total, kept_update = x + update, update.copy()
+    ops.add(x, update)
+    assert_same_bits(x, total)
+    assert_same_bits(update, kept_update)
+
+
 @pytest.mark.parametrize("heads", [Heads(1, 1, 32), Heads(9, 3, 64), Heads(4, 1, 80), Heads(2, 2, 256)], ids=str)
 def test_qk_norm_norms_each_query_and_key_head(
     implementation: Implementation, ops: Ops, rng: np.random.Generator, heads: Heads
@@ -275,13 +309,31 @@ def test_rope_rotates_with_every_product_rounded(
     assert_same_bits(qkv, expected)
 
 
+@pytest.mark.parametrize("style", list(RopeStyle), ids=lambda s: s.value)
+@pytest.mark.parametrize(("heads", "dim"), [(Heads(2, 1, 32), 32), (Heads(2, 2, 80), 20), (Heads(2, 1, 192), 192)])
+def test_rope_turns_each_pair_by_its_axis(
+    ops: Ops, rng: np.random.Generator, style: RopeStyle, heads: Heads, dim: int
+) -> None:
+    """As if each token had a row of the table for itself, put together from those of its positions."""
+    table = rope_table(rng, 40, dim, style)
+    positions, axes = rng.integers(0, 40, (7, 3), np.int32), rng.integers(0, 3, dim // 2, np.int32)
+    axes[0] = 2
+    own = positions[:, axes], np.arange(dim // 2)
+    qkv = normal(rng, 7, heads.row)
+    expected = qkv.copy()
+    rows = RopeTable(np.ascontiguousarray(table.cos[own]), np.ascontiguousarray(table.sin[own]), style)
+    ops.rope(expected, heads, np.arange(7, dtype=np.int32), rows)
+    ops.rope(qkv, heads, positions, replace(table, axes=axes))
+    assert_same_bits(qkv, expected)
+
+
 @pytest.mark.parametrize("bad", [-1, 40, 2**31 - 1])
 def test_rope_refuses_positions_outside_its_table(ops: Ops, rng: np.random.Generator, bad: int) -> None:
-    heads = Heads(2, 1, 32)
-    with pytest.raises(ValueError, match=str(bad)):
-        ops.rope(
-            normal(rng, 2, heads.row), heads, np.array([0, bad], np.int32), rope_table(rng, 40, 32, RopeStyle.HALVES)
-        )
+    heads, table = Heads(2, 1, 32), rope_table(rng, 40, 32, RopeStyle.HALVES)
+    by_axis = replace(table, axes=np.repeat(np.int32([0, 1]), 8))
+    for wrong, rotation in ((np.int32([0, bad]), table), (np.int32([[0, 1], [0, bad]]), by_axis)):
+        with pytest.raises(ValueError, match=str(bad)):
+            ops.rope(normal(rng, 2, heads.row), heads, wrong, rotation)
 
 
 @pytest.mark.parametrize("width", EDGES)
@@ -294,7 +346,23 @@ def test_gated_activations_follow_their_formulas(
     assert_close(ops.gated_activation(gate_up, Activation.SILU), silu, implementation.error, np.abs(gate * up))
     gelu = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) * up
     assert_close(ops.gated_activation(gate_up, Activation.GELU_TANH), gelu, implementation.error, np.abs(gate * up))
+    phi = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in gate.reshape(-1)]).reshape(gate.shape)
+    exact = gate * phi * up
+    assert_close(ops.gated_activation(gate_up, Activation.GELU), exact, implementation.error, np.abs(gate * up))
+    quick = gate / (1 + np.exp(-1.702 * gate)) * up
+    assert_close(ops.gated_activation(gate_up, Activation.QUICK_GELU), quick, implementation.error, np.abs(gate * up))
     assert ops.gated_activation(gate_up[:0], Activation.SILU).shape == (0, width)
+
+
+@pytest.mark.parametrize("activation", list(Activation), ids=lambda a: a.value)
+@pytest.mark.parametrize("width", EDGES)
+def test_an_activation_by_itself_is_one_that_gates_ones(
+    ops: Ops, rng: np.random.Generator, activation: Activation, width: int
+) -> None:
+    x = normal(rng, 3, width) * 3
+    gated = ops.gated_activation(np.concatenate([x, np.ones_like(x)], axis=1), activation)
+    ops.activate(x, activation)
+    assert_same_bits(x, gated)
 
 
 @pytest.mark.parametrize("activation", list(Activation), ids=lambda a: a.value)
@@ -558,6 +626,42 @@ def rope_case(style: RopeStyle) -> RowCase:
     return RowCase(f"rope-{style.value}", 400, prepare)
 
 
+def axes_case(ops: Ops, rng: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+    heads, table = Heads(3, 1, 80), rope_table(rng, 64, 40, RopeStyle.HALVES)
+    table = replace(table, axes=rng.integers(0, 3, 20, np.int32))
+
+    def run(x: FloatArray, positions: Array) -> Array:
+        ops.rope(x, heads, np.stack([positions, positions // 2, 63 - positions], axis=1), table)
+        return x
+
+    return run
+
+
+def layer_norm_case(ops: Ops, rng: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+    weight, bias = normal(rng, 83), normal(rng, 83)
+    return lambda x, _: ops.layer_norm(x, weight, bias, 1e-6)
+
+
+def add_case(ops: Ops, _: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+    def run(x: FloatArray, _: Array) -> Array:
+        total = np.ascontiguousarray(x[:, :83])
+        ops.add(total, np.ascontiguousarray(x[:, 83:]))
+        return total
+
+    return run
+
+
+def activate_case(activation: Activation) -> RowCase:
+    def prepare(ops: Ops, _: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+        def run(x: FloatArray, _: Array) -> Array:
+            ops.activate(x, activation)
+            return x
+
+        return run
+
+    return RowCase(f"activate-{activation.value}", 83, prepare)
+
+
 def gated_case(activation: Activation) -> RowCase:
     return RowCase(activation.value, 2 * 83, lambda ops, _: lambda x, _: ops.gated_activation(x, activation))
 
@@ -576,7 +680,11 @@ ROW_CASES = [
     RowCase("rms_norm", 83, rms_norm_case),
     RowCase("add_rms_norm", 2 * 83, add_rms_norm_case),
     RowCase("qk_norm", 400, qk_norm_case),
+    RowCase("layer_norm", 83, layer_norm_case),
+    RowCase("add", 2 * 83, add_case),
     *(rope_case(style) for style in RopeStyle),
+    RowCase("rope-axes", 400, axes_case),
+    *(activate_case(activation) for activation in Activation),
     *(gated_case(activation) for activation in Activation),
     RowCase("softcap", 83, softcap_case),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,7 +56,7 @@ def test_row_operations_give_equal_bits_on_every_instruction_set(rng: np.random.
     x = normal(rng, 7, 402) * np.float32([[1e-20], [1e-3], [1], [3], [10], [100], [1e6]])
     qkv, weight, head_weight = normal(rng, 7, heads.row), normal(rng, 402), normal(rng, 80)
     angles = rng.uniform(-3, 3, (64, 20))
-    positions = rng.integers(0, 64, 7, np.int32)
+    positions, axes = rng.integers(0, 64, 7, np.int32), rng.integers(0, 2, 20, np.int32)
     results = {}
     for level in LEVELS:
         ops = CpuOps(2, level)
@@ -64,12 +66,14 @@ def test_row_operations_give_equal_bits_on_every_instruction_set(rng: np.random.
         for style in RopeStyle:
             table = RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), style)
             ops.rope(fused, heads, positions, table)
+            ops.rope(fused, heads, np.stack([positions, positions[::-1]], axis=1), replace(table, axes=axes))
         parts = [
             capped,
             fused,
             ops.rms_norm(x, weight, 1e-6),
             ops.add_rms_norm(residual, x[::-1].copy(), weight, 1e-6),
             residual,
+            ops.layer_norm(x, weight, x[0], 1e-6),
             *(ops.gated_activation(x, activation) for activation in Activation),
         ]
         results[level] = np.concatenate([part.reshape(-1) for part in parts])

@@ -13,15 +13,17 @@ import pytest
 from paceline import _native
 from paceline.models.decoder import Decoder
 from paceline.models.registry import HF_FAMILIES
-from paceline.ops.api import Forward, KvStore, LayerOps
+from paceline.ops.api import Activation, Forward, KvStore, LayerOps, RopeStyle, RopeTable
 from paceline.ops.cpu import CpuOps
 from paceline.ops.reference import ReferenceOps
-from paceline.tensors import Array, Batch, FloatArray
+from paceline.tensors import Array, Batch, Encoding, FloatArray, Heads, IntArray, KvLayout
 from support.batches import Span, make_batch
 from support.random_model import VOCAB_SIZE, random_model
+from support.raw_tensors import random_tensor
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 24
+WIDTH = 160
 WINDOWED = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 CHANGES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True, "head_dim": 48},
@@ -93,6 +95,57 @@ def test_every_instruction_set_gives_the_bits_of_single_calls(isa: str, quantiza
     model = random_model(ops, hidden_size=160, intermediate_size=320, num_attention_heads=6)
     batches = random_batches(np.random.default_rng(4))
     assert_equal(run(captured(model, ops), ops, model, batches), run(model.forward, ops, model, batches))
+
+
+class Parts:
+    """Weights for passes over operations that the decoder does not call. Packed once, for every way of running them."""
+
+    def __init__(self, ops: CpuOps) -> None:
+        rng = np.random.default_rng(8)
+        self.heads = Heads(3, 1, 32)
+        self.embedding = ops.pack_embedding(random_tensor((VOCAB_SIZE, WIDTH), Encoding.F32, rng))
+        self.qkv = ops.pack_linear([random_tensor((self.heads.row, WIDTH), Encoding.BF16, rng)])
+        self.back = ops.pack_linear([random_tensor((WIDTH, self.heads.row), Encoding.Q4_1, rng)])
+        self.weight, self.bias = rng.standard_normal((2, WIDTH), np.float32)
+        angles = rng.uniform(-3, 3, (128, 16))
+        axes = rng.permutation(16).astype(np.int32) % 3
+        self.rope = RopeTable(
+            np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), RopeStyle.HALVES, axes
+        )
+
+
+def block_of_an_encoder(ops: LayerOps, parts: Parts, batch: Batch) -> FloatArray:
+    x = ops.embed(batch.token_ids, parts.embedding)
+    for activation in Activation:
+        qkv = ops.linear(ops.layer_norm(x, parts.weight, parts.bias, 1e-6), parts.qkv)
+        ops.rope(qkv, parts.heads, batch.positions, parts.rope)
+        ops.activate(qkv, activation)
+        ops.add(x, ops.linear(qkv, parts.back))
+    return x
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("block", [block_of_an_encoder])
+def test_operations_outside_the_decoder_give_the_bits_of_single_calls(
+    block: Callable[[LayerOps, Parts, Batch], FloatArray], num_threads: int
+) -> None:
+    ops = CpuOps(num_threads)
+    parts = Parts(ops)
+    rng = np.random.default_rng(4)
+    batches = [replace(b, positions=rng.integers(0, 128, (len(b.token_ids), 3), np.int32)) for b in random_batches(rng)]
+    forward = ops.capture(lambda to_call: lambda batch, _: block(to_call, parts, batch))
+    kv = ops.make_kv(KvLayout(1, 1, 32), NUM_BLOCKS, BLOCK_SIZE)
+    assert_equal([forward(batch, kv) for batch in batches], [block(ops, parts, batch) for batch in batches])
+
+
+@pytest.mark.parametrize("positions", [np.zeros(3, np.int32), np.zeros((3, 2), np.int32)])
+def test_a_batch_with_too_few_positions_is_refused(positions: IntArray) -> None:
+    ops = CpuOps(1)
+    parts = Parts(ops)
+    forward = ops.capture(lambda to_call: lambda batch, _: block_of_an_encoder(to_call, parts, batch))
+    batch = make_batch([Span(range(1), 0, 3, [1, 2, 3])], BLOCK_SIZE)
+    with pytest.raises(ValueError, match="needs 3 positions"):
+        forward(replace(batch, positions=positions), ops.make_kv(KvLayout(1, 1, 32), 1, BLOCK_SIZE))
 
 
 def test_a_program_keeps_what_it_needs_alive() -> None:

@@ -1,4 +1,7 @@
 // The operations of the layers as Python calls them.
+#include <algorithm>
+#include <stdexcept>
+
 #include "bindings.h"
 #include "linear.h"
 #include "operations.h"
@@ -62,32 +65,53 @@ void qk_norm(Cpu& cpu, const FloatRowsOut& qkv, const Heads& heads, const Floats
   });
 }
 
-void rope(Cpu& cpu, const FloatRowsOut& qkv, const Heads& heads, const Ints& positions, const FloatRows& cos,
-          const FloatRows& sin, bool neighbours) {
-  const HeadShape shape = head_shape(heads);
-  const int64_t rows = static_cast<int64_t>(qkv.shape(0));
-  const int64_t half = static_cast<int64_t>(cos.shape(1));
-  require_shape("qkv", qkv, rows, row_width(shape));
-  require_length("positions", positions, rows);
-  require_shape("sin", sin, static_cast<int64_t>(cos.shape(0)), half);
-  require(2 * half <= shape.head_dim, "the rotated width exceeds the head");
-  require_range("position", positions.data(), rows, static_cast<int64_t>(cos.shape(0)));
+void layer_norm(Cpu& cpu, const FloatRows& x, const Floats& weight, const Floats& bias, float eps,
+                const FloatRowsOut& out) {
+  const int64_t rows = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
+  require_length("weight", weight, width);
+  require_length("bias", bias, width);
+  require_shape("out", out, rows, width);
   const Turn turn(cpu);
-  run_rows(cpu, rows, row_width(shape), [&](const Team& team) {
-    paceline::rope(team, qkv.data(), shape, positions.data(), cos.data(), sin.data(), static_cast<int>(half),
-                   neighbours ? RopePairs::neighbours : RopePairs::halves, rows);
+  run_rows(cpu, rows, width, [&](const Team& team) {
+    paceline::layer_norm(team, x.data(), weight.data(), bias.data(), eps, rows, static_cast<int>(width), out.data());
   });
 }
 
-void gated_activation(Cpu& cpu, const FloatRows& gate_up, bool gelu, const FloatRowsOut& out) {
+void rope(Cpu& cpu, const FloatRowsOut& qkv, const Heads& heads, const Positions& positions, const FloatRows& cos,
+          const FloatRows& sin, bool neighbours, const Ints& axes) {
+  const HeadShape shape = head_shape(heads);
+  const int64_t rows = static_cast<int64_t>(qkv.shape(0));
+  require_shape("qkv", qkv, rows, row_width(shape));
+  const RopeTable table = rope_table(shape, cos, sin, neighbours, axes);
+  const int count = check_positions(positions, rows, num_axes(table), static_cast<int64_t>(cos.shape(0)));
+  const Turn turn(cpu);
+  run_rows(cpu, rows, row_width(shape),
+           [&](const Team& team) { paceline::rope(team, qkv.data(), shape, positions.data(), count, table, rows); });
+}
+
+void gated_activation(Cpu& cpu, const FloatRows& gate_up, const std::string& name, const FloatRowsOut& out) {
   const int64_t rows = static_cast<int64_t>(gate_up.shape(0)), width = static_cast<int64_t>(gate_up.shape(1)) / 2;
   require_shape("gate_up", gate_up, rows, 2 * width);
   require_shape("out", out, rows, width);
+  const Function function = parse_function(name);
   const Turn turn(cpu);
   run_rows(cpu, rows, 4 * width, [&](const Team& team) {
-    paceline::gated_activation(team, gate_up.data(), gelu ? Gate::gelu_tanh : Gate::silu, rows, static_cast<int>(width),
-                               out.data());
+    paceline::gated_activation(team, gate_up.data(), function, rows, static_cast<int>(width), out.data());
   });
+}
+
+void activate(Cpu& cpu, const FloatRowsOut& x, const std::string& name) {
+  const int64_t rows = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
+  const Function function = parse_function(name);
+  const Turn turn(cpu);
+  run_rows(cpu, rows, 4 * width, [&](const Team& team) { paceline::activate(team, x.data(), function, rows, width); });
+}
+
+void add(Cpu& cpu, const FloatRowsOut& x, const FloatRows& y) {
+  const int64_t rows = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
+  require_shape("the update", y, rows, width);
+  const Turn turn(cpu);
+  run_rows(cpu, rows, width, [&](const Team& team) { paceline::add(team, x.data(), y.data(), rows, width); });
 }
 
 void softcap(Cpu& cpu, const FloatRowsOut& x, float cap) {
@@ -141,6 +165,39 @@ void attention(Cpu& cpu, const FloatRows& qkv, const Heads& heads, const KvStore
 
 }  // namespace
 
+Function parse_function(const std::string& name) {
+  if (name == "silu") return Function::silu;
+  if (name == "gelu_tanh") return Function::gelu_tanh;
+  if (name == "gelu") return Function::gelu;
+  if (name == "quick_gelu") return Function::quick_gelu;
+  throw std::invalid_argument("activation must be silu, gelu_tanh, gelu or quick_gelu, not " + name);
+}
+
+RopeTable rope_table(HeadShape heads, const FloatRows& cos, const FloatRows& sin, bool neighbours, const Ints& axes) {
+  const int64_t half = static_cast<int64_t>(cos.shape(1));
+  require_shape("sin", sin, static_cast<int64_t>(cos.shape(0)), half);
+  require(2 * half <= heads.head_dim, "the rotated width exceeds the head");
+  if (axes.shape(0) > 0) require_length("axes", axes, half);
+  require_range("axis", axes.data(), static_cast<int64_t>(axes.shape(0)), INT32_MAX);
+  return {cos.data(), sin.data(), static_cast<int>(half), neighbours ? RopePairs::neighbours : RopePairs::halves,
+          axes.shape(0) > 0 ? axes.data() : nullptr};
+}
+
+int num_axes(const RopeTable& table) {
+  return table.axes && table.half > 0 ? *std::max_element(table.axes, table.axes + table.half) + 1 : 1;
+}
+
+int check_positions(const Positions& positions, int64_t rows, int needed, int64_t limit) {
+  require(positions.ndim() == 1 || positions.ndim() == 2, "positions must be [rows] or [rows, axes]");
+  require_length("positions", positions, rows);
+  const int64_t count = positions.ndim() == 1 ? 1 : static_cast<int64_t>(positions.shape(1));
+  if (count < needed || count > INT32_MAX) {
+    refuse("the rotation needs " + std::to_string(needed) + " positions for each row, not " + std::to_string(count));
+  }
+  require_range("position", positions.data(), rows * count, limit);
+  return static_cast<int>(count);
+}
+
 AttentionSpans attention_spans(const Ints& span_starts, const Ints& context_lens, const IntRows& block_tables,
                                int64_t rows, int window, const KvStore& store) {
   const int block_size = store.view.block_size;
@@ -177,9 +234,13 @@ void bind_layers(nb::class_<Cpu>& cpu) {
       .def("qk_norm", &qk_norm, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("q_weight").noconvert(),
            nb::arg("k_weight").noconvert(), nb::arg("eps"))
       .def("rope", &rope, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("positions").noconvert(),
-           nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("neighbours"))
-      .def("gated_activation", &gated_activation, nb::arg("gate_up").noconvert(), nb::arg("gelu"),
+           nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("neighbours"), nb::arg("axes").noconvert())
+      .def("layer_norm", &layer_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
+           nb::arg("bias").noconvert(), nb::arg("eps"), nb::arg("out").noconvert())
+      .def("gated_activation", &gated_activation, nb::arg("gate_up").noconvert(), nb::arg("activation"),
            nb::arg("out").noconvert())
+      .def("activate", &activate, nb::arg("x").noconvert(), nb::arg("activation"))
+      .def("add", &add, nb::arg("x").noconvert(), nb::arg("update").noconvert())
       .def("softcap", &softcap, nb::arg("x").noconvert(), nb::arg("cap"))
       .def("take_rows", &take_rows, nb::arg("x").noconvert(), nb::arg("rows").noconvert(), nb::arg("out").noconvert())
       .def("write_kv", &write_kv, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("kv"), nb::arg("layer"),

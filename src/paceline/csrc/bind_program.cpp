@@ -82,17 +82,29 @@ class BoundProgram {
     program_.add({run, Division::rows, {}, {qkv}, row_width(shape)});
   }
 
-  void rope(int qkv, const Heads& heads, const FloatRows& cos, const FloatRows& sin, bool neighbours) {
+  int layer_norm(int x, const Floats& weight, const Floats& bias, float eps) {
+    begin();
+    const int width = require_width("x", x);
+    require_length("weight", weight, width);
+    require_length("bias", bias, width);
+    const int out = program_.add_array(width);
+    const auto run = [weight, bias, eps, width, x, out](const Team& team, const Run& run) {
+      paceline::layer_norm(team, run.at(x), weight.data(), bias.data(), eps, run.rows(), width, run.at(out));
+    };
+    program_.add({run, Division::rows, {x}, {out}, width});
+    return out;
+  }
+
+  void rope(int qkv, const Heads& heads, const FloatRows& cos, const FloatRows& sin, bool neighbours,
+            const Ints& axes) {
     begin();
     const HeadShape shape = require_heads(qkv, heads);
-    const int64_t positions = static_cast<int64_t>(cos.shape(0)), half = static_cast<int64_t>(cos.shape(1));
-    require_shape("sin", sin, positions, half);
-    require(2 * half <= shape.head_dim, "the rotated width exceeds the head");
-    num_positions_ = std::min(num_positions_, positions);
-    const RopePairs pairs = neighbours ? RopePairs::neighbours : RopePairs::halves;
-    const auto run = [qkv, shape, cos, sin, half, pairs](const Team& team, const Run& run) {
-      paceline::rope(team, run.at(qkv), shape, run.input().positions, cos.data(), sin.data(), static_cast<int>(half),
-                     pairs, run.rows());
+    const RopeTable table = rope_table(shape, cos, sin, neighbours, axes);
+    num_positions_ = std::min(num_positions_, static_cast<int64_t>(cos.shape(0)));
+    num_axes_ = std::max(num_axes_, num_axes(table));
+    // The arrays are captured to be kept.
+    const auto run = [qkv, shape, table, cos, sin, axes](const Team& team, const Run& run) {
+      paceline::rope(team, run.at(qkv), shape, run.input().positions, run.input().num_axes, table, run.rows());
     };
     program_.add({run, Division::rows, {}, {qkv}, row_width(shape)});
   }
@@ -124,17 +136,37 @@ class BoundProgram {
     return out;
   }
 
-  int gated_activation(int gate_up, bool gelu) {
+  int gated_activation(int gate_up, const std::string& activation) {
     begin();
     const int width = require_width("gate_up", gate_up) / 2;
     require_width("gate_up", gate_up, 2 * static_cast<int64_t>(width));
     const int out = program_.add_array(width);
-    const Gate gate = gelu ? Gate::gelu_tanh : Gate::silu;
-    const auto run = [gate_up, gate, width, out](const Team& team, const Run& run) {
-      paceline::gated_activation(team, run.at(gate_up), gate, run.rows(), width, run.at(out));
+    const Function function = parse_function(activation);
+    const auto run = [gate_up, function, width, out](const Team& team, const Run& run) {
+      paceline::gated_activation(team, run.at(gate_up), function, run.rows(), width, run.at(out));
     };
     program_.add({run, Division::rows, {gate_up}, {out}, 4 * static_cast<int64_t>(width)});
     return out;
+  }
+
+  void activate(int x, const std::string& activation) {
+    begin();
+    const int width = require_width("x", x);
+    const Function function = parse_function(activation);
+    const auto run = [x, function, width](const Team& team, const Run& run) {
+      paceline::activate(team, run.at(x), function, run.rows(), width);
+    };
+    program_.add({run, Division::rows, {}, {x}, 4 * static_cast<int64_t>(width)});
+  }
+
+  void add(int x, int update) {
+    begin();
+    const int width = require_width("x", x);
+    require_width("update", update, width);
+    const auto run = [x, update, width](const Team& team, const Run& run) {
+      paceline::add(team, run.at(x), run.at(update), run.rows(), width);
+    };
+    program_.add({run, Division::rows, {update}, {x}, width});
   }
 
   void softcap(int x, float cap) {
@@ -158,14 +190,13 @@ class BoundProgram {
     return program_.workspace_bytes(rows, cpu_.machine.pool.size()) + kAlignment;
   }
 
-  void run(const Ints& token_ids, const Ints& positions, const Ints& kv_rows, const Ints& span_starts,
+  void run(const Ints& token_ids, const Positions& positions, const Ints& kv_rows, const Ints& span_starts,
            const Ints& context_lens, const IntRows& block_tables, const KvStore& kv, const BytesOut& workspace,
            const FloatRowsOut& out) {
     require(program_.finished(), "the program has no end yet");
     const int64_t rows = static_cast<int64_t>(token_ids.shape(0));
     require_range("token id", token_ids.data(), rows, num_tokens_);
-    require_length("positions", positions, rows);
-    require_range("position", positions.data(), rows, num_positions_);
+    const int num_axes = check_positions(positions, rows, num_axes_, num_positions_);
     require_length("kv_rows", kv_rows, rows);
     require_range("store row", kv_rows.data(), rows, kv.num_rows());
     if (num_layers_ > 0) kv.require_layer(num_layers_ - 1, heads_);
@@ -175,7 +206,7 @@ class BoundProgram {
     require(static_cast<int64_t>(workspace.shape(0)) >= workspace_bytes(rows), "the workspace is too small");
     const int64_t address = reinterpret_cast<int64_t>(workspace.data());
     const Turn turn(cpu_);
-    program_.run(cpu_.machine, {rows, token_ids.data(), positions.data(), kv_rows.data(), spans, &kv},
+    program_.run(cpu_.machine, {rows, token_ids.data(), positions.data(), num_axes, kv_rows.data(), spans, &kv},
                  workspace.data() + (align(address) - address), out.data());
   }
 
@@ -215,6 +246,7 @@ class BoundProgram {
   paceline::Program program_;
   // What a batch must fit.
   int64_t num_tokens_ = INT_MAX, num_positions_ = INT_MAX;
+  int num_axes_ = 1;
   int num_layers_ = 0;
   HeadShape heads_{};
   int window_ = -1;  // the widest one (0: everything), or -1 without attention
@@ -234,11 +266,15 @@ void bind_program(nb::module_& m) {
       .def("qk_norm", &P::qk_norm, nb::arg("qkv"), nb::arg("heads"), nb::arg("q_weight").noconvert(),
            nb::arg("k_weight").noconvert(), nb::arg("eps"))
       .def("rope", &P::rope, nb::arg("qkv"), nb::arg("heads"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
-           nb::arg("neighbours"))
+           nb::arg("neighbours"), nb::arg("axes").noconvert())
+      .def("layer_norm", &P::layer_norm, nb::arg("x"), nb::arg("weight").noconvert(), nb::arg("bias").noconvert(),
+           nb::arg("eps"))
       .def("write_kv", &P::write_kv, nb::arg("qkv"), nb::arg("heads"), nb::arg("layer"))
       .def("attention", &P::attention, nb::arg("qkv"), nb::arg("heads"), nb::arg("layer"), nb::arg("scale"),
            nb::arg("window"), nb::arg("softcap"))
-      .def("gated_activation", &P::gated_activation, nb::arg("gate_up"), nb::arg("gelu"))
+      .def("gated_activation", &P::gated_activation, nb::arg("gate_up"), nb::arg("activation"))
+      .def("activate", &P::activate, nb::arg("x"), nb::arg("activation"))
+      .def("add", &P::add, nb::arg("x"), nb::arg("update"))
       .def("softcap", &P::softcap, nb::arg("x"), nb::arg("cap"))
       .def("finish", &P::finish, nb::arg("result"))
       .def("workspace_bytes", &P::workspace_bytes, nb::arg("rows"))

@@ -32,6 +32,7 @@ using BytesOut = Array<uint8_t, 1>;
 using IntsOut = Array<int32_t, 1>;
 using FloatsOut = Array<float, 1>;
 using IntRowsOut = Array<int32_t, 2>;
+using Positions = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;  // [rows] or [rows, axes]
 
 template <class A>
 void require_shape(const char* name, const A& array, int64_t rows, int64_t columns) {
@@ -85,6 +86,16 @@ void run_rows(Cpu& cpu, int64_t rows, int64_t width, const F& operation) {
 // (query heads, key heads, head size)
 using Heads = std::tuple<int, int, int>;
 HeadShape head_shape(const Heads& heads);
+
+Function parse_function(const std::string& name);
+
+// `axes` is empty where all pairs turn by the first position. Throws std::invalid_argument for a table that does not
+// fit the heads.
+RopeTable rope_table(HeadShape heads, const FloatRows& cos, const FloatRows& sin, bool neighbours, const Ints& axes);
+// How many positions a token needs for the table.
+int num_axes(const RopeTable& table);
+// How many positions each of so many rows has: `needed` at least, all of them below the limit.
+int check_positions(const Positions& positions, int64_t rows, int needed, int64_t limit);
 
 // The spans of a batch of so many rows. Throws std::invalid_argument for spans that do not cover the rows, and for
 // blocks that are missing or not in the store among those that a window (0: everything) needs.

@@ -47,16 +47,34 @@ void qk_norm(const Team& team, float* qkv, HeadShape heads, const float* q_weigh
   });
 }
 
-void rope(const Team& team, float* qkv, HeadShape heads, const int32_t* positions, const float* cos, const float* sin,
-          int half, RopePairs pairs, int64_t rows) {
+void layer_norm(const Team& team, const float* x, const float* weight, const float* bias, float eps, int64_t rows,
+                int width, float* out) {
   over_rows(team, rows, [&](int64_t first, int count) {
-    team.kernels.rope(qkv + first * row_width(heads), heads, positions + first, cos, sin, half, pairs, count);
+    team.kernels.layer_norm(x + first * width, weight, bias, eps, count, width, out + first * width);
   });
 }
 
-void gated_activation(const Team& team, const float* gate_up, Gate gate, int64_t rows, int width, float* out) {
+void rope(const Team& team, float* qkv, HeadShape heads, const int32_t* positions, int num_axes, const RopeTable& table,
+          int64_t rows) {
   over_rows(team, rows, [&](int64_t first, int count) {
-    team.kernels.gated_activation(gate_up + first * 2 * width, gate, count, width, out + first * width);
+    team.kernels.rope(qkv + first * row_width(heads), heads, positions + first * num_axes, num_axes, table, count);
+  });
+}
+
+void gated_activation(const Team& team, const float* gate_up, Function function, int64_t rows, int width, float* out) {
+  over_rows(team, rows, [&](int64_t first, int count) {
+    team.kernels.gated_activation(gate_up + first * 2 * width, function, count, width, out + first * width);
+  });
+}
+
+void activate(const Team& team, float* x, Function function, int64_t rows, int64_t width) {
+  over_rows(team, rows,
+            [&](int64_t first, int count) { team.kernels.activate(x + first * width, function, count * width); });
+}
+
+void add(const Team& team, float* x, const float* y, int64_t rows, int64_t width) {
+  over_rows(team, rows, [&](int64_t first, int count) {
+    team.kernels.add_to(x + first * width, y + first * width, count * width);
   });
 }
 

@@ -15,9 +15,13 @@ void add_rms_norm(const Team& team, float* residual, const float* update, const 
                   int width, float* out);
 void qk_norm(const Team& team, float* qkv, HeadShape heads, const float* q_weight, const float* k_weight, float eps,
              int64_t rows);
-void rope(const Team& team, float* qkv, HeadShape heads, const int32_t* positions, const float* cos, const float* sin,
-          int half, RopePairs pairs, int64_t rows);
-void gated_activation(const Team& team, const float* gate_up, Gate gate, int64_t rows, int width, float* out);
+void layer_norm(const Team& team, const float* x, const float* weight, const float* bias, float eps, int64_t rows,
+                int width, float* out);
+void rope(const Team& team, float* qkv, HeadShape heads, const int32_t* positions, int num_axes, const RopeTable& table,
+          int64_t rows);
+void gated_activation(const Team& team, const float* gate_up, Function function, int64_t rows, int width, float* out);
+void activate(const Team& team, float* x, Function function, int64_t rows, int64_t width);
+void add(const Team& team, float* x, const float* y, int64_t rows, int64_t width);
 void softcap(const Team& team, float* x, float cap, int64_t rows, int64_t width);
 void take_rows(const Team& team, const float* x, const int32_t* rows, int64_t count, int width, float* out);
 void write_kv(const Team& team, const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows,

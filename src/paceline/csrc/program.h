@@ -15,7 +15,9 @@ namespace paceline {
 // The batch of one run. Everything in it has been checked by the caller.
 struct ProgramInput {
   int64_t rows;
-  const int32_t *token_ids, *positions, *kv_rows;
+  const int32_t *token_ids, *positions;
+  int num_axes;  // positions of a row
+  const int32_t* kv_rows;
   AttentionSpans spans;
   const KvStore* kv;
 };

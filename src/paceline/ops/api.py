@@ -34,10 +34,16 @@ from paceline.tensors import (
 
 
 class Activation(Enum):
-    """The gate of a feed-forward layer: x * sigmoid(x), or x * Phi(x) by its tanh approximation (arXiv:1606.08415)."""
+    """The nonlinear function of a feed-forward layer (arXiv:1606.08415).
+
+    ``SILU`` is x * sigmoid(x); ``GELU`` x * Phi(x), Phi being the normal distribution's; ``GELU_TANH`` and
+    ``QUICK_GELU`` approximate Phi(x) by (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2 and by sigmoid(1.702 x).
+    """
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
+    GELU = "gelu"
+    QUICK_GELU = "quick_gelu"
 
 
 class RopeStyle(Enum):
@@ -52,11 +58,16 @@ class RopeStyle(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Cosines and sines by absolute position: both [max_positions, d / 2] float32; the first d elements rotate."""
+    """Cosines and sines by absolute position: both [max_positions, d / 2] float32; the first d elements rotate.
+
+    Tokens of images have several positions (time, row, column; arXiv:2409.12191). ``axes`` [d / 2] int32 then says by
+    which of them each pair turns; without it, all turn by the first.
+    """
 
     cos: FloatArray
     sin: FloatArray
     style: RopeStyle
+    axes: IntArray | None = None
 
 
 class Linear(Protocol):
@@ -138,14 +149,21 @@ class LayerOps(Protocol):
     def add_rms_norm(self, residual: FloatArray, update: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
         """``residual += update`` in place, then :meth:`rms_norm` of the new residual, returned."""
 
+    def layer_norm(self, x: FloatArray, weight: FloatArray, bias: FloatArray, eps: float) -> FloatArray:
+        """[T, H]: (x - mean) / sqrt(variance + eps) * weight + bias (arXiv:1607.06450); sums in a fixed order."""
+
+    def add(self, x: FloatArray, update: FloatArray) -> None:
+        """In place: ``x += update``."""
+
     def qk_norm(self, qkv: FloatArray, heads: Heads, q_weight: FloatArray, k_weight: FloatArray, eps: float) -> None:
         """In place on fused rows [T, heads.row]: :meth:`rms_norm` of each query and key head by itself."""
 
     def rope(self, qkv: FloatArray, heads: Heads, positions: IntArray, table: RopeTable) -> None:
         """In place on fused rows: rotate each query and key head by its token's position.
 
-        For a pair (a, b) of the table's style with angle i: (a cos - b sin, b cos + a sin), each product rounded first.
-        Raises ValueError for a position outside the table.
+        ``positions`` is [T], or [T, A] for a table with axes 0 .. A - 1. For a pair (a, b) of the table's style with
+        angle i: (a cos - b sin, b cos + a sin), each product rounded first. Raises ValueError for a position outside
+        the table.
         """
 
     def write_kv(self, qkv: FloatArray, heads: Heads, kv: Any, layer: int, kv_rows: IntArray) -> None:
@@ -172,6 +190,9 @@ class LayerOps(Protocol):
 
     def gated_activation(self, gate_up: FloatArray, activation: Activation) -> FloatArray:
         """[T, 2 I] -> [T, I]: activation(first half) * second half."""
+
+    def activate(self, x: FloatArray, activation: Activation) -> None:
+        """In place: activation(x)."""
 
     def softcap(self, x: FloatArray, cap: float) -> None:
         """In place: cap * tanh(x / cap)."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline import _native
 from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable
-from paceline.ops.program import capture
+from paceline.ops.program import capture, rope_axes
 from paceline.tensors import (
     Batch,
     ChoiceControls,
@@ -114,11 +114,20 @@ class CpuOps:
         self._cpu.add_rms_norm(residual, update, weight, eps, out)
         return out
 
+    def layer_norm(self, x: FloatArray, weight: FloatArray, bias: FloatArray, eps: float) -> FloatArray:
+        out = np.empty_like(x)
+        self._cpu.layer_norm(x, weight, bias, eps, out)
+        return out
+
+    def add(self, x: FloatArray, update: FloatArray) -> None:
+        self._cpu.add(x, update)
+
     def qk_norm(self, qkv: FloatArray, heads: Heads, q_weight: FloatArray, k_weight: FloatArray, eps: float) -> None:
         self._cpu.qk_norm(qkv, heads.shape, q_weight, k_weight, eps)
 
     def rope(self, qkv: FloatArray, heads: Heads, positions: IntArray, table: RopeTable) -> None:
-        self._cpu.rope(qkv, heads.shape, positions, table.cos, table.sin, table.style is RopeStyle.PAIRS)
+        neighbours, axes = table.style is RopeStyle.PAIRS, rope_axes(table)
+        self._cpu.rope(qkv, heads.shape, positions, table.cos, table.sin, neighbours, axes)
 
     def write_kv(self, qkv: FloatArray, heads: Heads, kv: _native.KvStore, layer: int, kv_rows: IntArray) -> None:
         self._cpu.write_kv(qkv, heads.shape, kv, layer, kv_rows)
@@ -144,8 +153,11 @@ class CpuOps:
 
     def gated_activation(self, gate_up: FloatArray, activation: Activation) -> FloatArray:
         out = np.empty((len(gate_up), gate_up.shape[1] // 2), np.float32)
-        self._cpu.gated_activation(gate_up, activation is Activation.GELU_TANH, out)
+        self._cpu.gated_activation(gate_up, activation.value, out)
         return out
+
+    def activate(self, x: FloatArray, activation: Activation) -> None:
+        self._cpu.activate(x, activation.value)
 
     def softcap(self, x: FloatArray, cap: float) -> None:
         self._cpu.softcap(x, cap)

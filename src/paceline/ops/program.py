@@ -25,6 +25,11 @@ def capture(cpu: _native.Cpu, build: Callable[[LayerOps], Forward]) -> Forward:
     return CapturedForward(program, result.shape[1])
 
 
+def rope_axes(table: RopeTable) -> IntArray:
+    """As the native kernels take them: empty where there are none."""
+    return np.empty(0, np.int32) if table.axes is None else table.axes
+
+
 class CapturedForward:
     """Runs the program. The memory that it works in grows to what the largest batch needs and is kept."""
 
@@ -86,12 +91,19 @@ class Recorder:
         out = self._program.add_rms_norm(self.number(residual), self.number(update), weight, eps)
         return self._array(out, residual.shape[1])
 
+    def layer_norm(self, x: FloatArray, weight: FloatArray, bias: FloatArray, eps: float) -> FloatArray:
+        return self._array(self._program.layer_norm(self.number(x), weight, bias, eps), x.shape[1])
+
+    def add(self, x: FloatArray, update: FloatArray) -> None:
+        self._program.add(self.number(x), self.number(update))
+
     def qk_norm(self, qkv: FloatArray, heads: Heads, q_weight: FloatArray, k_weight: FloatArray, eps: float) -> None:
         self._program.qk_norm(self.number(qkv), heads.shape, q_weight, k_weight, eps)
 
     def rope(self, qkv: FloatArray, heads: Heads, positions: IntArray, table: RopeTable) -> None:
         _require(positions is self.batch.positions, "rope", "positions")
-        self._program.rope(self.number(qkv), heads.shape, table.cos, table.sin, table.style is RopeStyle.PAIRS)
+        neighbours, axes = table.style is RopeStyle.PAIRS, rope_axes(table)
+        self._program.rope(self.number(qkv), heads.shape, table.cos, table.sin, neighbours, axes)
 
     def write_kv(self, qkv: FloatArray, heads: Heads, kv: Any, layer: int, kv_rows: IntArray) -> None:
         _require(kv is self.kv, "write_kv", "store")
@@ -115,8 +127,11 @@ class Recorder:
         return self._array(out, heads.num_q * heads.head_dim)
 
     def gated_activation(self, gate_up: FloatArray, activation: Activation) -> FloatArray:
-        out = self._program.gated_activation(self.number(gate_up), activation is Activation.GELU_TANH)
+        out = self._program.gated_activation(self.number(gate_up), activation.value)
         return self._array(out, gate_up.shape[1] // 2)
+
+    def activate(self, x: FloatArray, activation: Activation) -> None:
+        self._program.activate(self.number(x), activation.value)
 
     def softcap(self, x: FloatArray, cap: float) -> None:
         self._program.softcap(self.number(x), cap)

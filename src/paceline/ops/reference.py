@@ -181,6 +181,17 @@ class ReferenceOps:
         residual += update
         return self.rms_norm(residual, weight, eps)
 
+    def layer_norm(self, x: FloatArray, weight: FloatArray, bias: FloatArray, eps: float) -> FloatArray:
+        out = np.empty_like(x)
+        for t in range(len(x)):
+            centered = x[t] - np.mean(x[t], dtype=np.float64)
+            factor = 1.0 / np.sqrt(np.mean(np.square(centered)) + eps)
+            out[t] = centered * factor * weight + bias
+        return out
+
+    def add(self, x: FloatArray, update: FloatArray) -> None:
+        x += update
+
     def qk_norm(self, qkv: FloatArray, heads: Heads, q_weight: FloatArray, k_weight: FloatArray, eps: float) -> None:
         q, k, _ = _split_heads(qkv, heads)
         for t in range(len(qkv)):
@@ -190,7 +201,9 @@ class ReferenceOps:
     def rope(self, qkv: FloatArray, heads: Heads, positions: IntArray, table: RopeTable) -> None:
         _check_range("position", positions, len(table.cos))
         half = table.cos.shape[1]
-        cos, sin = table.cos[positions][:, None], table.sin[positions][:, None]
+        by_axis = positions[:, None] if positions.ndim == 1 else positions
+        by_pair = by_axis[:, np.zeros(half, np.int32) if table.axes is None else table.axes]
+        cos, sin = (numbers[by_pair, np.arange(half)][:, None] for numbers in (table.cos, table.sin))
         q, k, _ = _split_heads(qkv, heads)
         for part in (q, k):
             match table.style:
@@ -232,11 +245,14 @@ class ReferenceOps:
 
     def gated_activation(self, gate_up: FloatArray, activation: Activation) -> FloatArray:
         width = gate_up.shape[1] // 2
-        function = {Activation.SILU: _silu, Activation.GELU_TANH: _gelu_tanh}[activation]
         out = np.empty((len(gate_up), width), np.float32)
         for t in range(len(gate_up)):
-            out[t] = function(gate_up[t, :width]) * gate_up[t, width:]
+            out[t] = _FUNCTIONS[activation](gate_up[t, :width]) * gate_up[t, width:]
         return out
+
+    def activate(self, x: FloatArray, activation: Activation) -> None:
+        for row in x:
+            row[...] = _FUNCTIONS[activation](row)
 
     def softcap(self, x: FloatArray, cap: float) -> None:
         for row in x:
@@ -267,7 +283,7 @@ def _stack(parts: Sequence[RawTensor]) -> FloatArray:
 
 
 def _check_range(what: str, numbers: IntArray, limit: int) -> None:
-    if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= limit):
+    if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= limit):
         raise ValueError(f"{what} {int(numbers.min())} .. {int(numbers.max())} is outside 0 .. {limit - 1}")
 
 
@@ -329,3 +345,24 @@ def _gelu_tanh(x: FloatArray) -> FloatArray:
     gate: FloatArray = np.tanh(inner)
     gate += 1.0
     return x * gate * 0.5
+
+
+def _gelu(x: FloatArray) -> FloatArray:
+    # Left of zero 1 + erf would cancel; numpy has neither.
+    complement: FloatArray = np.array([math.erfc(-value / math.sqrt(2)) for value in x.tolist()], np.float64)
+    return (x * complement * 0.5).astype(np.float32)
+
+
+def _quick_gelu(x: FloatArray) -> FloatArray:
+    with np.errstate(over="ignore"):
+        denominator: FloatArray = np.exp(x * -1.702)
+    denominator += 1.0
+    return x / denominator
+
+
+_FUNCTIONS = {
+    Activation.SILU: _silu,
+    Activation.GELU_TANH: _gelu_tanh,
+    Activation.GELU: _gelu,
+    Activation.QUICK_GELU: _quick_gelu,
+}

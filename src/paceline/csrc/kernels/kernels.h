@@ -105,7 +105,17 @@ struct RowPeak {
 };
 
 enum class RopePairs { halves, neighbours };
-enum class Gate { silu, gelu_tanh };
+
+// Cosines and sines [positions][half]. A token has num_axes positions; axes[i] says which of them turns pair i, and
+// where axes is null it is the first.
+struct RopeTable {
+  const float *cos, *sin;
+  int half;
+  RopePairs pairs;
+  const int32_t* axes;
+};
+
+enum class Function { silu, gelu_tanh, gelu, quick_gelu };
 
 struct Kernels {
   const char* name;
@@ -126,9 +136,12 @@ struct Kernels {
   void (*add_rms_norm)(float* residual, const float* update, const float* weight, float eps, int rows, int width,
                        float* out);
   void (*qk_norm)(float* qkv, HeadShape heads, const float* q_weight, const float* k_weight, float eps, int rows);
-  void (*rope)(float* qkv, HeadShape heads, const int32_t* positions, const float* cos, const float* sin, int half,
-               RopePairs pairs, int rows);
-  void (*gated_activation)(const float* gate_up, Gate gate, int rows, int width, float* out);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int rows, int width,
+                     float* out);
+  void (*rope)(float* qkv, HeadShape heads, const int32_t* positions, int num_axes, const RopeTable& table, int rows);
+  void (*gated_activation)(const float* gate_up, Function function, int rows, int width, float* out);
+  void (*activate)(float* x, Function function, int64_t count);
+  void (*add_to)(float* x, const float* y, int64_t count);
   void (*softcap)(float* x, float cap, int64_t count);
   void (*write_kv)(const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows, int rows);
   void (*attention)(const AttentionTask& task);

@@ -15,9 +15,11 @@ void rms_norm(const float* x, const float* weight, float eps, int rows, int widt
 void add_rms_norm(float* residual, const float* update, const float* weight, float eps, int rows, int width,
                   float* out);
 void qk_norm(float* qkv, HeadShape heads, const float* q_weight, const float* k_weight, float eps, int rows);
-void rope(float* qkv, HeadShape heads, const int32_t* positions, const float* cos, const float* sin, int half,
-          RopePairs pairs, int rows);
-void gated_activation(const float* gate_up, Gate gate, int rows, int width, float* out);
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int rows, int width, float* out);
+void rope(float* qkv, HeadShape heads, const int32_t* positions, int num_axes, const RopeTable& table, int rows);
+void gated_activation(const float* gate_up, Function function, int rows, int width, float* out);
+void activate(float* x, Function function, int64_t count);
+void add_to(float* x, const float* y, int64_t count);
 void softcap(float* x, float cap, int64_t count);
 void write_kv(const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows, int rows);
 void attention(const AttentionTask& task);

@@ -27,6 +27,46 @@ inline void norm(const float* x, const float* weight, float eps, int width, floa
   }
 }
 
+// (x - mean) / sqrt(variance + eps) * weight + bias. The mean first, then the squares of what is left: lane i sums
+// elements i, i + 16, ...; the lanes meet in the fixed tree.
+inline void center(const float* x, const float* weight, const float* bias, float eps, int width, float* out) {
+  F32x16 sum = zero();
+  int i = 0;
+  for (; i + kLanes <= width; i += kLanes) sum = add(sum, load(x + i));
+  const int left = width - i;
+  const Mask16 lanes = lanes_between(0, left);
+  if (left > 0) sum = add(sum, load_first(x + i, left));
+  const F32x16 mean = broadcast(reduce_add(sum) / static_cast<float>(width));
+  F32x16 squares = zero();
+  for (i = 0; i + kLanes <= width; i += kLanes) {
+    const F32x16 v = sub(load(x + i), mean);
+    squares = fma(v, v, squares);
+  }
+  if (left > 0) {
+    const F32x16 v = select(lanes, sub(load_first(x + i, left), mean), zero());
+    squares = fma(v, v, squares);
+  }
+  const float variance = reduce_add(squares) / static_cast<float>(width);
+  const F32x16 factor = broadcast(1.0f / __builtin_sqrtf(variance + eps));
+  for (i = 0; i + kLanes <= width; i += kLanes) {
+    store(out + i, fma(mul(sub(load(x + i), mean), factor), load(weight + i), load(bias + i)));
+  }
+  if (left > 0) {
+    const F32x16 v = mul(sub(load_first(x + i, left), mean), factor);
+    store_first(out + i, fma(v, load_first(weight + i, left), load_first(bias + i, left)), left);
+  }
+}
+
+// Turns pairs (a[kStep i], b[kStep i]) by angle i.
+template <int kStep>
+inline void rotate(float* a, float* b, const float* cos, const float* sin, int count) {
+  for (int i = 0; i < count; ++i) {
+    const float x = a[kStep * i], y = b[kStep * i];
+    a[kStep * i] = x * cos[i] - y * sin[i];
+    b[kStep * i] = y * cos[i] + x * sin[i];
+  }
+}
+
 // bf16 bits of a float: to nearest, ties to even; a NaN stays one.
 inline uint16_t to_bf16(float x) {
   uint32_t bits;
@@ -35,8 +75,8 @@ inline uint16_t to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-template <class Function>
-inline void map_row(const float* x, float* out, int64_t count, Function f) {
+template <class F>
+inline void map_row(const float* x, float* out, int64_t count, F f) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) store(out + i, f(load(x + i)));
   if (i < count) {
@@ -45,13 +85,28 @@ inline void map_row(const float* x, float* out, int64_t count, Function f) {
   }
 }
 
-template <class Function>
-inline void gate_row(const float* gate, const float* up, float* out, int width, Function f) {
+template <class F>
+inline void gate_row(const float* gate, const float* up, float* out, int width, F f) {
   int i = 0;
   for (; i + kLanes <= width; i += kLanes) store(out + i, mul(f(load(gate + i)), load(up + i)));
   if (i < width) {
     const int n = width - i;
     store_first(out + i, mul(f(load_first(gate + i, n)), load_first(up + i, n)), n);
+  }
+}
+
+// use(f) with the function as one of vectors.
+template <class Use>
+inline void with(Function function, Use use) {
+  switch (function) {
+    case Function::silu:
+      return use([](F32x16 v) { return silu(v); });
+    case Function::gelu_tanh:
+      return use([](F32x16 v) { return gelu_tanh(v); });
+    case Function::gelu:
+      return use([](F32x16 v) { return gelu(v); });
+    case Function::quick_gelu:
+      return use([](F32x16 v) { return quick_gelu(v); });
   }
 }
 
@@ -83,42 +138,59 @@ void qk_norm(float* qkv, HeadShape heads, const float* q_weight, const float* k_
   }
 }
 
-void rope(float* qkv, HeadShape heads, const int32_t* positions, const float* cos, const float* sin, int half,
-          RopePairs pairs, int rows) {
-  const int64_t stride = static_cast<int64_t>(heads.num_q + 2 * heads.num_kv) * heads.head_dim;
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int rows, int width, float* out) {
   for (int r = 0; r < rows; ++r) {
-    const float* c = cos + static_cast<int64_t>(positions[r]) * half;
-    const float* s = sin + static_cast<int64_t>(positions[r]) * half;
-    for (int h = 0; h < heads.num_q + heads.num_kv; ++h) {
-      float* x = qkv + r * stride + h * heads.head_dim;
-      if (pairs == RopePairs::halves) {
-        float* y = x + half;
-        for (int i = 0; i < half; ++i) {
-          const float a = x[i], b = y[i];
-          x[i] = a * c[i] - b * s[i];
-          y[i] = b * c[i] + a * s[i];
+    const int64_t at = static_cast<int64_t>(r) * width;
+    center(x + at, weight, bias, eps, width, out + at);
+  }
+}
+
+void rope(float* qkv, HeadShape heads, const int32_t* positions, int num_axes, const RopeTable& table, int rows) {
+  constexpr int kPairs = 64;  // whose angles are looked up together
+  const int64_t stride = static_cast<int64_t>(heads.num_q + 2 * heads.num_kv) * heads.head_dim;
+  float gathered_cos[kPairs], gathered_sin[kPairs];
+  for (int r = 0; r < rows; ++r) {
+    const int32_t* position = positions + static_cast<int64_t>(r) * num_axes;
+    for (int first = 0; first < table.half; first += kPairs) {
+      const int count = table.half - first < kPairs ? table.half - first : kPairs;
+      const float* cos = table.cos + static_cast<int64_t>(position[0]) * table.half + first;
+      const float* sin = table.sin + static_cast<int64_t>(position[0]) * table.half + first;
+      if (table.axes) {
+        for (int i = 0; i < count; ++i) {
+          const int64_t at = static_cast<int64_t>(position[table.axes[first + i]]) * table.half + first + i;
+          gathered_cos[i] = table.cos[at];
+          gathered_sin[i] = table.sin[at];
         }
-      } else {
-        for (int i = 0; i < half; ++i) {
-          const float a = x[2 * i], b = x[2 * i + 1];
-          x[2 * i] = a * c[i] - b * s[i];
-          x[2 * i + 1] = b * c[i] + a * s[i];
+        cos = gathered_cos;
+        sin = gathered_sin;
+      }
+      for (int h = 0; h < heads.num_q + heads.num_kv; ++h) {
+        float* head = qkv + r * stride + h * heads.head_dim;
+        if (table.pairs == RopePairs::halves) {
+          rotate<1>(head + first, head + table.half + first, cos, sin, count);
+        } else {
+          rotate<2>(head + 2 * first, head + 2 * first + 1, cos, sin, count);
         }
       }
     }
   }
 }
 
-void gated_activation(const float* gate_up, Gate gate, int rows, int width, float* out) {
-  for (int r = 0; r < rows; ++r) {
-    const float* x = gate_up + static_cast<int64_t>(r) * 2 * width;
-    float* y = out + static_cast<int64_t>(r) * width;
-    if (gate == Gate::silu) {
-      gate_row(x, x + width, y, width, [](F32x16 v) { return silu(v); });
-    } else {
-      gate_row(x, x + width, y, width, [](F32x16 v) { return gelu_tanh(v); });
+void gated_activation(const float* gate_up, Function function, int rows, int width, float* out) {
+  with(function, [=](auto f) {
+    for (int r = 0; r < rows; ++r) {
+      const float* gate = gate_up + static_cast<int64_t>(r) * 2 * width;
+      gate_row(gate, gate + width, out + static_cast<int64_t>(r) * width, width, f);
     }
-  }
+  });
+}
+
+void activate(float* x, Function function, int64_t count) {
+  with(function, [=](auto f) { map_row(x, x, count, f); });
+}
+
+void add_to(float* x, const float* y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) x[i] += y[i];
 }
 
 void softcap(float* x, float cap, int64_t count) {

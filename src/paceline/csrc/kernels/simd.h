@@ -56,6 +56,28 @@ inline F32x16 gelu_tanh(F32x16 x) {
   return div(x, add(broadcast(1.0f), exp(mul(broadcast(-2.0f), u))));
 }
 
+// x * sigmoid(1.702 x)
+inline F32x16 quick_gelu(F32x16 x) { return div(x, add(broadcast(1.0f), exp(mul(broadcast(-1.702f), x)))); }
+
+// x * Phi(x). With z = |x| / sqrt(2), e^(z^2) erfc(z) is a polynomial fitted in 1 / (1 + 0.48 z), without constant
+// term; Phi is half of erfc(z) left of zero, and 1 less that to the right of it.
+inline F32x16 gelu(F32x16 x) {
+  const F32x16 one = broadcast(1.0f);
+  const F32x16 t = div(one, fma(broadcast(0x1.5b8eap-2f), absolute(x), one));
+  F32x16 p = broadcast(-0x1.976ad2p-5f);
+  p = fma(p, t, broadcast(0x1.12b022p-2f));
+  p = fma(p, t, broadcast(-0x1.0e5f1p-1f));
+  p = fma(p, t, broadcast(0x1.8d1826p-2f));
+  p = fma(p, t, broadcast(-0x1.4083e4p-4f));
+  p = fma(p, t, broadcast(0x1.cff886p-3f));
+  p = fma(p, t, broadcast(0x1.d933d8p-3f));
+  p = fma(p, t, broadcast(0x1.162752p-2f));
+  p = fma(p, t, broadcast(0x1.1546acp-2f));
+  const F32x16 half_square = mul(mul(broadcast(-0.5f), x), x);
+  const F32x16 tail = mul(mul(mul(broadcast(0.5f), t), p), exp(half_square));
+  return mul(x, select(less(x, zero()), tail, sub(one, tail)));
+}
+
 // An odd polynomial near zero, where the quotient would cancel; 1 - 2 / (e^2|x| + 1) with x's sign elsewhere.
 inline F32x16 tanh(F32x16 x) {
   const F32x16 size = absolute(x), square = mul(x, x);
