@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from paceline.ops.api import Activation, KvStore, Ops, RopeStyle, RopeTable
+from paceline.ops.api import Activation, KvStore, Ops, RopeStyle, RopeTable, Routing, Scoring
 from paceline.tensors import Array, Encoding, FloatArray, Heads, KvLayout
 from support.batches import Span, make_batch
 from support.implementations import Implementation, implementations
@@ -382,6 +382,116 @@ def test_softcap_follows_its_formula_in_place(
     assert_close(x, expected, implementation.error)
 
 
+# ---- the choice of experts
+
+
+def routing_formula(logits: Array, routing: Routing, bias: Array | None) -> tuple[Array, Array, Array]:
+    """Ids, weights, and by how much each choice was made: by the definition, in float64, without any sorting."""
+    scores = logits.astype(np.float64)
+    if routing.scoring is Scoring.SOFTMAX:
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+    else:
+        scores = 1 / (1 + np.exp(-scores))
+    merits = scores if bias is None else scores + bias
+    size = merits.shape[1] // routing.num_groups
+    ids, weights, margins = [], [], []
+    for score, merit in zip(scores, merits, strict=True):
+        groups = [sum(sorted(merit[g : g + size])[-2:]) for g in range(0, len(merit), size)]
+        allowed, margin = np.zeros(len(merit), bool), math.inf
+        for _ in range(routing.top_groups):
+            best = int(np.argmax(groups))
+            allowed[best * size : (best + 1) * size] = True
+            taken, groups[best] = groups[best], -math.inf
+            margin = min(margin, taken - max(groups))
+        left, row = np.where(allowed, merit, -math.inf), []
+        for _ in range(routing.top_k):
+            row.append(int(np.argmax(left)))
+            taken, left[row[-1]] = left[row[-1]], -math.inf
+            margin = min(margin, taken - left.max())
+        chosen = score[row]
+        ids.append(row)
+        weights.append((chosen / chosen.sum() if routing.renormalize else chosen) * routing.scale)
+        margins.append(margin)
+    return np.array(ids, np.int32), np.array(weights), np.array(margins)
+
+
+ROUTINGS = {
+    "mixtral": (8, Routing(2, Scoring.SOFTMAX, renormalize=True), False),
+    "qwen3": (128, Routing(8, Scoring.SOFTMAX, renormalize=True), False),
+    "qwen-plain": (60, Routing(4, Scoring.SOFTMAX, renormalize=False), False),
+    "ernie": (64, Routing(6, Scoring.SOFTMAX, renormalize=True), True),
+    "deepseek": (256, Routing(8, Scoring.SIGMOID, renormalize=True, scale=2.5, num_groups=8, top_groups=4), True),
+    "glm": (128, Routing(8, Scoring.SIGMOID, renormalize=True), True),
+    "odd": (33, Routing(3, Scoring.SIGMOID, renormalize=False, scale=0.5, num_groups=3, top_groups=2), True),
+    "groups-of-one": (7, Routing(2, Scoring.SOFTMAX, renormalize=True, num_groups=7, top_groups=3), False),
+    "all": (5, Routing(5, Scoring.SOFTMAX, renormalize=True), False),
+    "one": (1, Routing(1, Scoring.SIGMOID, renormalize=False), False),
+}
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routing_follows_its_definition(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, name: str
+) -> None:
+    num_experts, routing, biased = ROUTINGS[name]
+    logits = normal(rng, 40, num_experts) * 2
+    bias = normal(rng, num_experts) * np.float32(0.1) if biased else None
+    ids, weights = ops.route(logits, routing, bias)
+    expected_ids, expected_weights, margins = routing_formula(logits, routing, bias)
+    assert ids.dtype == np.int32
+    clear = margins > 1e-5
+    assert clear.sum() > 20
+    assert ids[clear].tolist() == expected_ids[clear].tolist()
+    assert_close(weights[clear], expected_weights[clear], implementation.error)
+    none, nothing = ops.route(logits[:0], routing, bias)
+    assert none.shape == nothing.shape == (0, routing.top_k)
+
+
+def test_ties_between_experts_and_groups_go_to_the_smaller_id(ops: Ops) -> None:
+    logits = np.zeros((2, 24), np.float32)
+    logits[1, [5, 9, 17, 23]] = 1
+    plain = Routing(3, Scoring.SIGMOID, renormalize=False)
+    assert ops.route(logits, plain)[0].tolist() == [[0, 1, 2], [5, 9, 17]]
+    grouped = Routing(5, Scoring.SOFTMAX, renormalize=False, num_groups=6, top_groups=2)
+    assert ops.route(logits, grouped)[0].tolist() == [[0, 1, 2, 3, 4], [5, 9, 4, 6, 7]]
+
+
+def test_a_bias_chooses_but_does_not_weigh(ops: Ops) -> None:
+    logits = np.float32([[0, 1, 2, 3]])
+    bias = np.float32([10, 5, 0, 0])
+    routing = Routing(2, Scoring.SIGMOID, renormalize=False)
+    ids, weights = ops.route(logits, routing, bias)
+    assert ids.tolist() == [[0, 1]]
+    assert np.allclose(weights, 1 / (1 + np.exp(-logits[:, :2])))
+
+
+@pytest.mark.parametrize("scoring", list(Scoring), ids=lambda s: s.value)
+def test_logits_that_are_not_numbers_give_legal_ids_without_weights(ops: Ops, scoring: Scoring) -> None:
+    logits = np.zeros((3, 19), np.float32)
+    logits[1, 18] = np.nan
+    with np.errstate(invalid="ignore"):
+        ids, weights = ops.route(logits, Routing(2, scoring, renormalize=True))
+    assert ids.tolist() == [[0, 1]] * 3
+    assert np.isnan(weights).all(axis=1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("routing", "message"),
+    [
+        (Routing(0, Scoring.SOFTMAX, renormalize=True), r"top_k must be 1 \.\. the 12"),
+        (Routing(13, Scoring.SOFTMAX, renormalize=True), r"top_k must be 1 \.\. the 12"),
+        (Routing(5, Scoring.SOFTMAX, renormalize=True, num_groups=3, top_groups=1), r"top_k must be 1 \.\. the 4"),
+        (Routing(1, Scoring.SOFTMAX, renormalize=True, num_groups=5), "12 experts do not make 5 groups"),
+        (Routing(1, Scoring.SOFTMAX, renormalize=True, num_groups=0), "12 experts do not make 0 groups"),
+        (Routing(1, Scoring.SOFTMAX, renormalize=True, num_groups=3, top_groups=4), "top_groups"),
+    ],
+)
+def test_a_routing_that_does_not_fit_its_experts_is_refused(ops: Ops, routing: Routing, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ops.route(np.zeros((1, 12), np.float32), routing)
+
+
 def test_take_rows_copies_rows_in_the_order_asked_for(ops: Ops, rng: np.random.Generator) -> None:
     x = normal(rng, 6, 33)
     rows = np.array([5, 0, 0, 3], np.int32)
@@ -666,6 +776,21 @@ def gated_case(activation: Activation) -> RowCase:
     return RowCase(activation.value, 2 * 83, lambda ops, _: lambda x, _: ops.gated_activation(x, activation))
 
 
+def route_case(name: str) -> RowCase:
+    num_experts, routing, biased = ROUTINGS[name]
+
+    def prepare(ops: Ops, rng: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+        bias = normal(rng, num_experts) if biased else None
+
+        def run(x: FloatArray, _: Array) -> Array:
+            ids, weights = ops.route(x, routing, bias)
+            return np.where(np.isnan(weights), weights, weights + ids.astype(np.float32))
+
+        return run
+
+    return RowCase(f"route-{name}", num_experts, prepare)
+
+
 def softcap_case(ops: Ops, _: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
     def run(x: FloatArray, _: Array) -> Array:
         ops.softcap(x, 2.0)
@@ -686,6 +811,7 @@ ROW_CASES = [
     RowCase("rope-axes", 400, axes_case),
     *(activate_case(activation) for activation in Activation),
     *(gated_case(activation) for activation in Activation),
+    *(route_case(name) for name in ("qwen3", "deepseek", "odd")),
     RowCase("softcap", 83, softcap_case),
 ]
 

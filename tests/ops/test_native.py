@@ -9,7 +9,7 @@ import pytest
 
 from paceline import _native
 from paceline.dequantize import to_float32
-from paceline.ops.api import Activation, RopeStyle, RopeTable
+from paceline.ops.api import Activation, RopeStyle, RopeTable, Routing, Scoring
 from paceline.ops.cpu import CpuOps
 from paceline.ops.reference import ReferenceOps
 from paceline.tensors import Array, ChoiceControls, Encoding, FloatArray, Heads, KvLayout, RawTensor
@@ -78,6 +78,22 @@ def test_row_operations_give_equal_bits_on_every_instruction_set(rng: np.random.
         ]
         results[level] = np.concatenate([part.reshape(-1) for part in parts])
     assert_equal_on_all_levels(results)
+
+
+@pytest.mark.parametrize("scoring", list(Scoring), ids=lambda s: s.value)
+def test_routing_gives_equal_bits_on_every_instruction_set(rng: np.random.Generator, scoring: Scoring) -> None:
+    logits, bias = normal(rng, 300, 160) * 3, normal(rng, 160)
+    routing = Routing(6, scoring, renormalize=True, scale=2.5, num_groups=8, top_groups=3)
+    results = {}
+    for level in LEVELS:
+        ids, weights = CpuOps(2, level).route(logits, routing, bias)
+        results[level] = np.concatenate([ids.astype(np.float32), weights], axis=1)
+    assert_equal_on_all_levels(results)
+
+
+def test_more_experts_than_a_router_may_have_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"1 \.\. 1024 experts, not 1025"):
+        CpuOps(1).route(np.zeros((1, 1025), np.float32), Routing(1, Scoring.SOFTMAX, renormalize=True))
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (700, 0.0), (0, 20.0)])

@@ -114,6 +114,17 @@ void add(Cpu& cpu, const FloatRowsOut& x, const FloatRows& y) {
   run_rows(cpu, rows, width, [&](const Team& team) { paceline::add(team, x.data(), y.data(), rows, width); });
 }
 
+void route(Cpu& cpu, const FloatRows& logits, const RoutingRule& rule, const Floats& bias, const IntRowsOut& ids,
+           const FloatRowsOut& weights) {
+  const int64_t rows = static_cast<int64_t>(logits.shape(0));
+  const Routing routing = parse_routing(rule, static_cast<int64_t>(logits.shape(1)), bias);
+  require_shape("ids", ids, rows, routing.top_k);
+  require_shape("weights", weights, rows, routing.top_k);
+  const Turn turn(cpu);
+  run_rows(cpu, rows, route_work(routing),
+           [&](const Team& team) { paceline::route(team, logits.data(), routing, rows, ids.data(), weights.data()); });
+}
+
 void softcap(Cpu& cpu, const FloatRowsOut& x, float cap) {
   const int64_t rows = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
   require(cap > 0.0f, "cap must be above 0");
@@ -164,6 +175,28 @@ void attention(Cpu& cpu, const FloatRows& qkv, const Heads& heads, const KvStore
 }
 
 }  // namespace
+
+Routing parse_routing(const RoutingRule& rule, int64_t num_experts, const Floats& bias) {
+  const auto& [top_k, scoring, renormalize, scale, num_groups, top_groups] = rule;
+  require(num_experts >= 1 && num_experts <= kMaxExperts,
+          "a router must have 1 .. " + std::to_string(kMaxExperts) + " experts, not " + std::to_string(num_experts));
+  require(num_groups >= 1 && num_experts % num_groups == 0,
+          std::to_string(num_experts) + " experts do not make " + std::to_string(num_groups) + " groups");
+  require(top_groups >= 1 && top_groups <= num_groups, "top_groups must be 1 .. the number of groups");
+  const int64_t choice = num_experts / num_groups * top_groups;
+  require(top_k >= 1 && top_k <= choice,
+          "top_k must be 1 .. the " + std::to_string(choice) + " experts to choose from");
+  require(scoring == "softmax" || scoring == "sigmoid", "scoring must be softmax or sigmoid, not " + scoring);
+  if (bias.shape(0) > 0) require_length("bias", bias, num_experts);
+  return {static_cast<int>(num_experts),
+          top_k,
+          scoring == "sigmoid",
+          renormalize,
+          scale,
+          num_groups,
+          top_groups,
+          bias.shape(0) > 0 ? bias.data() : nullptr};
+}
 
 Function parse_function(const std::string& name) {
   if (name == "silu") return Function::silu;
@@ -239,6 +272,8 @@ void bind_layers(nb::class_<Cpu>& cpu) {
            nb::arg("bias").noconvert(), nb::arg("eps"), nb::arg("out").noconvert())
       .def("gated_activation", &gated_activation, nb::arg("gate_up").noconvert(), nb::arg("activation"),
            nb::arg("out").noconvert())
+      .def("route", &route, nb::arg("logits").noconvert(), nb::arg("rule"), nb::arg("bias").noconvert(),
+           nb::arg("ids").noconvert(), nb::arg("weights").noconvert())
       .def("activate", &activate, nb::arg("x").noconvert(), nb::arg("activation"))
       .def("add", &add, nb::arg("x").noconvert(), nb::arg("update").noconvert())
       .def("softcap", &softcap, nb::arg("x").noconvert(), nb::arg("cap"))

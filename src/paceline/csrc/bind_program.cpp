@@ -149,6 +149,18 @@ class BoundProgram {
     return out;
   }
 
+  std::tuple<int, int> route(int logits, const RoutingRule& rule, const Floats& bias) {
+    begin();
+    const Routing routing = parse_routing(rule, require_width("logits", logits), bias);
+    const int ids = program_.add_array(routing.top_k), weights = program_.add_array(routing.top_k);
+    // The bias is captured to be kept.
+    const auto run = [logits, routing, bias, ids, weights](const Team& team, const Run& run) {
+      paceline::route(team, run.at(logits), routing, run.rows(), run.ids_at(ids), run.at(weights));
+    };
+    program_.add({run, Division::rows, {logits}, {ids, weights}, route_work(routing)});
+    return {ids, weights};
+  }
+
   void activate(int x, const std::string& activation) {
     begin();
     const int width = require_width("x", x);
@@ -273,6 +285,7 @@ void bind_program(nb::module_& m) {
       .def("attention", &P::attention, nb::arg("qkv"), nb::arg("heads"), nb::arg("layer"), nb::arg("scale"),
            nb::arg("window"), nb::arg("softcap"))
       .def("gated_activation", &P::gated_activation, nb::arg("gate_up"), nb::arg("activation"))
+      .def("route", &P::route, nb::arg("logits"), nb::arg("rule"), nb::arg("bias").noconvert())
       .def("activate", &P::activate, nb::arg("x"), nb::arg("activation"))
       .def("add", &P::add, nb::arg("x"), nb::arg("update"))
       .def("softcap", &P::softcap, nb::arg("x"), nb::arg("cap"))

@@ -87,6 +87,12 @@ void run_rows(Cpu& cpu, int64_t rows, int64_t width, const F& operation) {
 using Heads = std::tuple<int, int, int>;
 HeadShape head_shape(const Heads& heads);
 
+// (experts chosen, scoring, renormalised, scale, groups, groups chosen)
+using RoutingRule = std::tuple<int, std::string, bool, float, int, int>;
+// `bias` is empty or has a number for each expert. Throws std::invalid_argument for a rule that so many experts cannot
+// follow.
+Routing parse_routing(const RoutingRule& rule, int64_t num_experts, const Floats& bias);
+
 Function parse_function(const std::string& name);
 
 // `axes` is empty where all pairs turn by the first position. Throws std::invalid_argument for a table that does not

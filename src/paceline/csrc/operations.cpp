@@ -78,6 +78,13 @@ void add(const Team& team, float* x, const float* y, int64_t rows, int64_t width
   });
 }
 
+void route(const Team& team, const float* logits, const Routing& routing, int64_t rows, int32_t* ids, float* weights) {
+  over_rows(team, rows, [&](int64_t first, int count) {
+    const int64_t at = first * routing.top_k;
+    team.kernels.route(logits + first * routing.num_experts, routing, count, ids + at, weights + at);
+  });
+}
+
 void softcap(const Team& team, float* x, float cap, int64_t rows, int64_t width) {
   over_rows(team, rows, [&](int64_t first, int count) { team.kernels.softcap(x + first * width, cap, count * width); });
 }

@@ -22,6 +22,10 @@ void rope(const Team& team, float* qkv, HeadShape heads, const int32_t* position
 void gated_activation(const Team& team, const float* gate_up, Function function, int64_t rows, int width, float* out);
 void activate(const Team& team, float* x, Function function, int64_t rows, int64_t width);
 void add(const Team& team, float* x, const float* y, int64_t rows, int64_t width);
+void route(const Team& team, const float* logits, const Routing& routing, int64_t rows, int32_t* ids, float* weights);
+inline int64_t route_work(const Routing& routing) {
+  return routing.num_experts * static_cast<int64_t>(routing.top_k + 4);
+}
 void softcap(const Team& team, float* x, float cap, int64_t rows, int64_t width);
 void take_rows(const Team& team, const float* x, const int32_t* rows, int64_t count, int width, float* out);
 void write_kv(const Team& team, const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows,

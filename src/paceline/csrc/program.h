@@ -104,6 +104,7 @@ class Program::Run {
     if (array == program_.result_) return out_;
     return numbers_ + input_.rows * program_.slots_[program_.arrays_[array].slot].offset;
   }
+  int32_t* ids_at(int array) const { return reinterpret_cast<int32_t*>(at(array)); }
 
  private:
   const Program& program_;

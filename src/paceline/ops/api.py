@@ -46,6 +46,29 @@ class Activation(Enum):
     QUICK_GELU = "quick_gelu"
 
 
+class Scoring(Enum):
+    """How a router's logits become scores of the experts."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router chooses ``top_k`` experts for a token (:meth:`LayerOps.route`).
+
+    ``renormalize`` makes a token's weights sum to 1, before they are multiplied by ``scale``. Experts come in
+    ``num_groups`` groups of equal size, neighbours together; only those of the ``top_groups`` best can be chosen.
+    """
+
+    top_k: int
+    scoring: Scoring
+    renormalize: bool
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+
+
 class RopeStyle(Enum):
     """Which elements of a head are rotated together (arXiv:2104.09864).
 
@@ -193,6 +216,18 @@ class LayerOps(Protocol):
 
     def activate(self, x: FloatArray, activation: Activation) -> None:
         """In place: activation(x)."""
+
+    def route(
+        self, logits: FloatArray, routing: Routing, bias: FloatArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        """[T, E] logits -> ids [T, top_k] int32 and weights [T, top_k] of each token's experts, the best one first.
+
+        Experts are chosen by score + bias ([E], none: 0), the smaller id among equals; groups by the sum of their two
+        largest score + bias (arXiv:2412.19437), the smaller number among equals. A weight is the score without bias;
+        renormalised, over the sum of the chosen ones in their order + 1e-20; then times the scale. A row with a score
+        + bias that is not finite gets the ids 0, 1, ... and NaN for its weights. Raises ValueError for a routing that
+        does not fit E.
+        """
 
     def softcap(self, x: FloatArray, cap: float) -> None:
         """In place: cap * tanh(x / cap)."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paceline import _native
-from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable
-from paceline.ops.program import capture, rope_axes
+from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable, Routing
+from paceline.ops.program import capture, or_empty, routing_rule
 from paceline.tensors import (
     Batch,
     ChoiceControls,
@@ -126,7 +126,7 @@ class CpuOps:
         self._cpu.qk_norm(qkv, heads.shape, q_weight, k_weight, eps)
 
     def rope(self, qkv: FloatArray, heads: Heads, positions: IntArray, table: RopeTable) -> None:
-        neighbours, axes = table.style is RopeStyle.PAIRS, rope_axes(table)
+        neighbours, axes = table.style is RopeStyle.PAIRS, or_empty(table.axes, np.int32)
         self._cpu.rope(qkv, heads.shape, positions, table.cos, table.sin, neighbours, axes)
 
     def write_kv(self, qkv: FloatArray, heads: Heads, kv: _native.KvStore, layer: int, kv_rows: IntArray) -> None:
@@ -158,6 +158,15 @@ class CpuOps:
 
     def activate(self, x: FloatArray, activation: Activation) -> None:
         self._cpu.activate(x, activation.value)
+
+    def route(
+        self, logits: FloatArray, routing: Routing, bias: FloatArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        """At most 1,024 experts."""
+        shape = len(logits), routing.top_k
+        ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        self._cpu.route(logits, routing_rule(routing), or_empty(bias, np.float32), ids, weights)
+        return ids, weights
 
     def softcap(self, x: FloatArray, cap: float) -> None:
         self._cpu.softcap(x, cap)

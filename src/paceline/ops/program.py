@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline import _native
-from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable
+from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable, Routing
 from paceline.tensors import Array, Batch, FloatArray, Heads, IntArray
 
 
@@ -25,9 +25,15 @@ def capture(cpu: _native.Cpu, build: Callable[[LayerOps], Forward]) -> Forward:
     return CapturedForward(program, result.shape[1])
 
 
-def rope_axes(table: RopeTable) -> IntArray:
-    """As the native kernels take them: empty where there are none."""
-    return np.empty(0, np.int32) if table.axes is None else table.axes
+def or_empty(array: Array | None, dtype: type[np.generic]) -> Array:
+    """An array that may be missing, as the native kernels take it."""
+    return np.empty(0, dtype) if array is None else array
+
+
+def routing_rule(routing: Routing) -> tuple[int, str, bool, float, int, int]:
+    """As the native kernels take it."""
+    scoring, groups = routing.scoring.value, (routing.num_groups, routing.top_groups)
+    return (routing.top_k, scoring, routing.renormalize, routing.scale, *groups)
 
 
 class CapturedForward:
@@ -102,7 +108,7 @@ class Recorder:
 
     def rope(self, qkv: FloatArray, heads: Heads, positions: IntArray, table: RopeTable) -> None:
         _require(positions is self.batch.positions, "rope", "positions")
-        neighbours, axes = table.style is RopeStyle.PAIRS, rope_axes(table)
+        neighbours, axes = table.style is RopeStyle.PAIRS, or_empty(table.axes, np.int32)
         self._program.rope(self.number(qkv), heads.shape, table.cos, table.sin, neighbours, axes)
 
     def write_kv(self, qkv: FloatArray, heads: Heads, kv: Any, layer: int, kv_rows: IntArray) -> None:
@@ -132,6 +138,15 @@ class Recorder:
 
     def activate(self, x: FloatArray, activation: Activation) -> None:
         self._program.activate(self.number(x), activation.value)
+
+    def route(
+        self, logits: FloatArray, routing: Routing, bias: FloatArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        rule = routing_rule(routing)
+        ids, weights = self._program.route(self.number(logits), rule, or_empty(bias, np.float32))
+        chosen = np.empty((0, routing.top_k), np.int32)
+        self._arrays[id(chosen)] = (chosen, ids)
+        return chosen, self._array(weights, routing.top_k)
 
     def softcap(self, x: FloatArray, cap: float) -> None:
         self._program.softcap(self.number(x), cap)

@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 
 from paceline.dequantize import to_float32
 from paceline.ops import reference_sampling
-from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable
+from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable, Routing, Scoring
 from paceline.tensors import (
     Batch,
     ChoiceControls,
@@ -254,6 +254,16 @@ class ReferenceOps:
         for row in x:
             row[...] = _FUNCTIONS[activation](row)
 
+    def route(
+        self, logits: FloatArray, routing: Routing, bias: FloatArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        _check_routing(routing, logits.shape[1])
+        ids = np.empty((len(logits), routing.top_k), np.int32)
+        weights = np.empty((len(logits), routing.top_k), np.float32)
+        for t in range(len(logits)):
+            ids[t], weights[t] = _route(logits[t], routing, bias)
+        return ids, weights
+
     def softcap(self, x: FloatArray, cap: float) -> None:
         for row in x:
             row[...] = _softcap(row, cap)
@@ -325,6 +335,39 @@ def _attend(q: FloatArray, keys: FloatArray, values: FloatArray, scale: float, s
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     mixed: FloatArray = np.matmul(weights, values.transpose(1, 0, 2)) / weights.sum(axis=-1, keepdims=True)
     return mixed.reshape(q.shape)
+
+
+def _check_routing(routing: Routing, num_experts: int) -> None:
+    if routing.num_groups < 1 or num_experts % routing.num_groups:
+        raise ValueError(f"{num_experts} experts do not make {routing.num_groups} groups")
+    if not 1 <= routing.top_groups <= routing.num_groups:
+        raise ValueError("top_groups must be 1 .. the number of groups")
+    choice = num_experts // routing.num_groups * routing.top_groups
+    if not 1 <= routing.top_k <= choice:
+        raise ValueError(f"top_k must be 1 .. the {choice} experts to choose from")
+
+
+def _route(logits: FloatArray, routing: Routing, bias: FloatArray | None) -> tuple[IntArray, FloatArray]:
+    """Ids and weights of one token."""
+    match routing.scoring:
+        case Scoring.SOFTMAX:
+            masses = np.exp(logits - logits.max())
+            scores = masses / masses.sum()
+        case Scoring.SIGMOID:
+            with np.errstate(over="ignore"):
+                scores = 1 / (1 + np.exp(-logits))
+    merits = scores if bias is None else scores + bias
+    if not np.all(np.isfinite(merits)):
+        return np.arange(routing.top_k, dtype=np.int32), np.full(routing.top_k, np.nan, np.float32)
+    groups = merits.reshape(routing.num_groups, -1)
+    best = np.argsort(-np.sort(groups, axis=1)[:, -2:].sum(axis=1), stable=True)[: routing.top_groups]
+    limited = np.full_like(groups, -np.inf)
+    limited[best] = groups[best]
+    ids = np.argsort(-limited.reshape(-1), stable=True)[: routing.top_k]
+    weights = scores[ids]
+    if routing.renormalize:
+        weights /= weights.sum() + np.float32(1e-20)
+    return ids.astype(np.int32), weights * np.float32(routing.scale)
 
 
 def _softcap(x: FloatArray, cap: float) -> FloatArray:

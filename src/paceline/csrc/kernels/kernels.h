@@ -115,6 +115,18 @@ struct RopeTable {
   const int32_t* axes;
 };
 
+constexpr int kMaxExperts = 1024;
+
+// How a router's logits choose each token's experts.
+struct Routing {
+  int num_experts, top_k;
+  bool sigmoid;  // scores; else softmax
+  bool renormalize;
+  float scale;
+  int num_groups, top_groups;  // experts are chosen from the best groups only
+  const float* bias;           // of the scores, while experts are chosen; or null
+};
+
 enum class Function { silu, gelu_tanh, gelu, quick_gelu };
 
 struct Kernels {
@@ -140,6 +152,8 @@ struct Kernels {
                      float* out);
   void (*rope)(float* qkv, HeadShape heads, const int32_t* positions, int num_axes, const RopeTable& table, int rows);
   void (*gated_activation)(const float* gate_up, Function function, int rows, int width, float* out);
+  // ids and weights: [rows][top_k]
+  void (*route)(const float* logits, const Routing& routing, int rows, int32_t* ids, float* weights);
   void (*activate)(float* x, Function function, int64_t count);
   void (*add_to)(float* x, const float* y, int64_t count);
   void (*softcap)(float* x, float cap, int64_t count);

@@ -18,6 +18,7 @@ void qk_norm(float* qkv, HeadShape heads, const float* q_weight, const float* k_
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int rows, int width, float* out);
 void rope(float* qkv, HeadShape heads, const int32_t* positions, int num_axes, const RopeTable& table, int rows);
 void gated_activation(const float* gate_up, Function function, int rows, int width, float* out);
+void route(const float* logits, const Routing& routing, int rows, int32_t* ids, float* weights);
 void activate(float* x, Function function, int64_t count);
 void add_to(float* x, const float* y, int64_t count);
 void softcap(float* x, float cap, int64_t count);

@@ -23,6 +23,7 @@ const Kernels table = {
     layer_norm,
     rope,
     gated_activation,
+    route,
     activate,
     add_to,
     softcap,
