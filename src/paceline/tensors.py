@@ -59,6 +59,13 @@ class RawTensor:
     def row_bytes(self) -> int:
         return self.shape[-1] // self.encoding.block_elements * self.encoding.block_bytes
 
+    def matrix(self, index: int) -> RawTensor:
+        """Matrix ``index`` of a stack [E, N, K], still a view."""
+        assert len(self.shape) == 3
+        size = self.shape[1] * self.row_bytes
+        part = self.data[index * size : (index + 1) * size]
+        return RawTensor(f"{self.name}[{index}]", self.shape[1:], self.encoding, part)
+
     def rows(self, first: int, last: int) -> RawTensor:
         """Rows ``first .. last`` of a matrix, still a view."""
         assert len(self.shape) == 2

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from paceline.ops.api import Activation, KvStore, Ops, RopeStyle, RopeTable, Routing, Scoring
-from paceline.tensors import Array, Encoding, FloatArray, Heads, KvLayout
+from paceline.tensors import Array, Encoding, FloatArray, Heads, KvLayout, RawTensor
 from support.batches import Span, make_batch
 from support.implementations import Implementation, implementations
 from support.raw_tensors import decoded, random_tensor
@@ -492,6 +492,121 @@ def test_a_routing_that_does_not_fit_its_experts_is_refused(ops: Ops, routing: R
         ops.route(np.zeros((1, 12), np.float32), routing)
 
 
+@dataclass(frozen=True)
+class ExpertTensors:
+    gate_up: list[list[RawTensor]]
+    down: list[RawTensor]
+
+
+def expert_tensors(
+    rng: np.random.Generator, count: int, width: int, hidden: int, *encodings: Encoding
+) -> ExpertTensors:
+    """Gate, up and down of each expert in the given encodings."""
+    gate, up, down = encodings
+    return ExpertTensors(
+        [[random_tensor((hidden, width), e, rng) for e in (gate, up)] for _ in range(count)],
+        [random_tensor((width, hidden), down, rng) for _ in range(count)],
+    )
+
+
+def random_choice(rng: np.random.Generator, rows: int, top_k: int, num_experts: int) -> tuple[Array, FloatArray]:
+    """Distinct experts for each row. The weights are powers of two, so that no product with them is rounded."""
+    ids = [rng.permutation(num_experts)[:top_k] for _ in range(rows)]
+    weights = np.float32(0.5) ** rng.integers(0, 4, (rows, top_k)).astype(np.float32)
+    return np.array(ids, np.int32).reshape(rows, top_k), weights
+
+
+def one_by_one(
+    ops: Ops, tensors: ExpertTensors, x: FloatArray, ids: Array, weights: FloatArray, activation: Activation
+) -> FloatArray:
+    """The experts' layers on single rows, and the sum in the order of the choice."""
+    layers = [
+        (ops.pack_linear(up), ops.pack_linear([down])) for up, down in zip(tensors.gate_up, tensors.down, strict=True)
+    ]
+    out = np.zeros_like(x)
+    for t in range(len(x)):
+        for expert, weight in zip(ids[t], weights[t], strict=True):
+            gate_up = ops.linear(x[t : t + 1], layers[expert][0])
+            out[t] += weight * ops.linear(ops.gated_activation(gate_up, activation), layers[expert][1])[0]
+    return out
+
+
+EXPERT_CASES = [
+    *((70, 37, encoding, encoding, encoding) for encoding in (Encoding.F32, Encoding.F16, Encoding.BF16)),
+    *((96, 64, encoding, encoding, encoding) for encoding in (Encoding.Q8_0, Encoding.Q4_0, Encoding.Q4_1)),
+    (256, 512, Encoding.Q4_K, Encoding.Q4_K, Encoding.Q6_K),
+    (256, 32, Encoding.Q4_K, Encoding.Q6_K, Encoding.BF16),
+    (32, 32, Encoding.BF16, Encoding.Q4_1, Encoding.Q8_0),
+]
+
+
+@pytest.mark.parametrize("case", EXPERT_CASES, ids=str)
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH], ids=lambda a: a.value)
+def test_experts_have_the_bits_of_their_layers_on_single_rows(
+    ops: Ops, rng: np.random.Generator, case: tuple[int, int, Encoding, Encoding, Encoding], activation: Activation
+) -> None:
+    width, hidden, *encodings = case
+    tensors = expert_tensors(rng, 5, width, hidden, *encodings)
+    experts = ops.pack_experts(tensors.gate_up, tensors.down)
+    assert (experts.num_experts, experts.width) == (5, width)
+    assert experts.nbytes > 0
+    for rows, top_k in ((0, 2), (1, 1), (1, 5), (2, 2), (33, 3), (70, 2)):
+        x = normal(rng, rows, width)
+        ids, weights = random_choice(rng, rows, top_k, 5)
+        kept = x.copy()
+        out = ops.experts(x, ids, weights, experts, activation)
+        assert_same_bits(out, one_by_one(ops, tensors, x, ids, weights, activation))
+        assert_same_bits(x, kept)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.BF16, Encoding.Q4_1], ids=lambda e: e.label)
+def test_all_rows_may_choose_the_same_experts(ops: Ops, rng: np.random.Generator, encoding: Encoding) -> None:
+    """Those that nobody chooses are never read: their weights are NaN."""
+    tensors = expert_tensors(rng, 6, 64, 32, encoding, encoding, encoding)
+    nans = random_tensor((64, 64), Encoding.F32, rng)
+    nans.data.view(np.float32)[:] = np.nan
+    for e in (0, 2, 5):
+        tensors.gate_up[e] = [nans]
+    experts = ops.pack_experts(tensors.gate_up, tensors.down)
+    x = normal(rng, 205, 64)
+    for chosen in ([3], [4, 1]):
+        ids = np.tile(np.int32(chosen), (205, 1))
+        weights = np.tile(np.float32([1, 0.5])[: len(chosen)], (205, 1))
+        expected = one_by_one(ops, tensors, x, ids, weights, Activation.SILU)
+        assert np.all(np.isfinite(expected))
+        assert_same_bits(ops.experts(x, ids, weights, experts, Activation.SILU), expected)
+
+
+def test_experts_come_from_stacked_tensors_too(ops: Ops, rng: np.random.Generator) -> None:
+    stacks = [random_tensor(shape, Encoding.Q4_1, rng) for shape in ((4, 32, 64), (4, 32, 64), (4, 64, 32))]
+    parts = [[stack.matrix(e) for stack in stacks] for e in range(4)]
+    for stack, matrices in zip(stacks, zip(*parts, strict=True), strict=True):
+        assert np.array_equal(np.stack([decoded(matrix) for matrix in matrices]), decoded(stack))
+    experts = ops.pack_experts([part[:2] for part in parts], [part[2] for part in parts])
+    assert experts.num_experts == 4
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1])
+def test_experts_that_are_not_there_are_refused(ops: Ops, rng: np.random.Generator, bad: int) -> None:
+    tensors = expert_tensors(rng, 3, 32, 32, *[Encoding.F32] * 3)
+    experts = ops.pack_experts(tensors.gate_up, tensors.down)
+    ids, weights = np.int32([[0, 1], [2, bad]]), np.ones((2, 2), np.float32)
+    with pytest.raises(ValueError, match=str(bad)):
+        ops.experts(normal(rng, 2, 32), ids, weights, experts, Activation.SILU)
+
+
+def test_experts_that_do_not_fit_together_are_refused(ops: Ops, rng: np.random.Generator) -> None:
+    tensors, others = (expert_tensors(rng, 2, 32, hidden, *[Encoding.F32] * 3) for hidden in (32, 48))
+    for gate_up, down in (
+        (tensors.gate_up, others.down),
+        (tensors.gate_up + others.gate_up, tensors.down + others.down),
+        (tensors.gate_up, tensors.down[:1]),
+        ([], []),
+    ):
+        with pytest.raises(ValueError, match=r"fit together|as many|shorter|longer"):
+            ops.pack_experts(gate_up, down)
+
+
 def test_take_rows_copies_rows_in_the_order_asked_for(ops: Ops, rng: np.random.Generator) -> None:
     x = normal(rng, 6, 33)
     rows = np.array([5, 0, 0, 3], np.int32)
@@ -791,6 +906,21 @@ def route_case(name: str) -> RowCase:
     return RowCase(f"route-{name}", num_experts, prepare)
 
 
+def experts_case(*encodings: Encoding) -> RowCase:
+    def prepare(ops: Ops, rng: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
+        tensors = expert_tensors(rng, 5, 256, 256, *encodings)
+        experts = ops.pack_experts(tensors.gate_up, tensors.down)
+
+        def run(x: FloatArray, numbers: Array) -> Array:
+            ids = np.stack([numbers % 5, (numbers + 1 + numbers % 3) % 5], axis=1)
+            weights = np.stack([0.3 + numbers, 0.1 - numbers / 7], axis=1).astype(np.float32)
+            return ops.experts(x, ids, weights, experts, Activation.SILU)
+
+        return run
+
+    return RowCase(f"experts-{'-'.join(encoding.label for encoding in encodings)}", 256, prepare)
+
+
 def softcap_case(ops: Ops, _: np.random.Generator) -> Callable[[FloatArray, Array], Array]:
     def run(x: FloatArray, _: Array) -> Array:
         ops.softcap(x, 2.0)
@@ -812,6 +942,9 @@ ROW_CASES = [
     *(activate_case(activation) for activation in Activation),
     *(gated_case(activation) for activation in Activation),
     *(route_case(name) for name in ("qwen3", "deepseek", "odd")),
+    experts_case(Encoding.F32, Encoding.F32, Encoding.F16),
+    experts_case(Encoding.BF16, Encoding.BF16, Encoding.Q8_0),
+    experts_case(Encoding.Q4_K, Encoding.Q4_K, Encoding.Q6_K),
     RowCase("softcap", 83, softcap_case),
 ]
 

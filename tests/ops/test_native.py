@@ -96,6 +96,51 @@ def test_more_experts_than_a_router_may_have_are_refused() -> None:
         CpuOps(1).route(np.zeros((1, 1025), np.float32), Routing(1, Scoring.SOFTMAX, renormalize=True))
 
 
+def packed_experts(ops: CpuOps, rng: np.random.Generator, encoding: Encoding) -> _native.Experts:
+    """Twelve of them, 64 wide, 96 numbers inside."""
+    gate_up = [[random_tensor((192, 64), encoding, rng)] for _ in range(12)]
+    return ops.pack_experts(gate_up, [random_tensor((64, 96), encoding, rng) for _ in range(12)])
+
+
+EXPERT_ENCODINGS = [Encoding.F32, Encoding.BF16, Encoding.Q8_0, Encoding.Q4_1]
+
+
+@pytest.mark.parametrize("encoding", EXPERT_ENCODINGS, ids=lambda e: e.label)
+def test_experts_give_equal_bits_on_every_instruction_set(rng: np.random.Generator, encoding: Encoding) -> None:
+    x, weights = normal(rng, 90, 64), normal(rng, 90, 3)
+    ids = rng.integers(0, 12, (90, 3), np.int32)
+    results = {}
+    for level in LEVELS:
+        ops = CpuOps(2, level)
+        experts = packed_experts(ops, np.random.default_rng(5), encoding)
+        results[level] = ops.experts(x, ids, weights, experts, Activation.SILU)
+    assert_equal_on_all_levels(results)
+
+
+@pytest.mark.parametrize("encoding", EXPERT_ENCODINGS, ids=lambda e: e.label)
+@pytest.mark.parametrize("num_rows", [1, 7, 512, 513, 1100])
+def test_experts_are_summed_by_fma_in_the_order_of_the_choice(
+    rng: np.random.Generator, encoding: Encoding, num_rows: int
+) -> None:
+    """A dense layer is such a chain, too: over the outputs of a row. Any number of threads gives the same."""
+    x, weights = normal(rng, num_rows, 64), normal(rng, num_rows, 5)
+    ids = np.minimum(rng.integers(0, 12, (num_rows, 5), np.int32), rng.integers(0, 12, (num_rows, 5), np.int32))
+    results = []
+    for num_threads in (1, 2, 5, 16):
+        ops = CpuOps(num_threads)
+        experts = packed_experts(ops, np.random.default_rng(5), encoding)
+        results.append(ops.experts(x, ids, weights, experts, Activation.SILU))
+    for result in results[1:]:
+        assert np.array_equal(result, results[0])
+    one = np.ones((num_rows, 1), np.float32)
+    apart = [ops.experts(x, np.ascontiguousarray(ids[:, j : j + 1]), one, experts, Activation.SILU) for j in range(5)]
+    for t in {0, num_rows // 2, num_rows - 1}:
+        outputs = np.stack([part[t] for part in apart], axis=1)
+        raw = RawTensor("outputs", outputs.shape, Encoding.F32, outputs.reshape(-1).view(np.uint8))
+        chain = ops.linear(np.ascontiguousarray(weights[t : t + 1]), ops.pack_linear([raw]))
+        assert np.array_equal(results[0][t].view(np.uint32), chain[0].view(np.uint32))
+
+
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (700, 0.0), (0, 20.0)])
 def test_attention_gives_equal_bits_on_every_instruction_set(
     rng: np.random.Generator, window: int, softcap: float

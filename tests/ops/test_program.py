@@ -13,7 +13,7 @@ import pytest
 from paceline import _native
 from paceline.models.decoder import Decoder
 from paceline.models.registry import HF_FAMILIES
-from paceline.ops.api import Activation, Forward, KvStore, LayerOps, RopeStyle, RopeTable
+from paceline.ops.api import Activation, Forward, KvStore, LayerOps, RopeStyle, RopeTable, Routing, Scoring
 from paceline.ops.cpu import CpuOps
 from paceline.ops.reference import ReferenceOps
 from paceline.tensors import Array, Batch, Encoding, FloatArray, Heads, IntArray, KvLayout
@@ -106,6 +106,10 @@ class Parts:
         self.embedding = ops.pack_embedding(random_tensor((VOCAB_SIZE, WIDTH), Encoding.F32, rng))
         self.qkv = ops.pack_linear([random_tensor((self.heads.row, WIDTH), Encoding.BF16, rng)])
         self.back = ops.pack_linear([random_tensor((WIDTH, self.heads.row), Encoding.Q4_1, rng)])
+        self.router = ops.pack_linear([random_tensor((9, WIDTH), Encoding.F32, rng)])
+        self.router_bias = rng.standard_normal(9, np.float32)
+        gate_up = [[random_tensor((2 * 64, WIDTH), Encoding.Q8_0, rng)] for _ in range(9)]
+        self.experts = ops.pack_experts(gate_up, [random_tensor((WIDTH, 64), Encoding.BF16, rng) for _ in range(9)])
         self.weight, self.bias = rng.standard_normal((2, WIDTH), np.float32)
         angles = rng.uniform(-3, 3, (128, 16))
         axes = rng.permutation(16).astype(np.int32) % 3
@@ -124,8 +128,18 @@ def block_of_an_encoder(ops: LayerOps, parts: Parts, batch: Batch) -> FloatArray
     return x
 
 
+def layers_of_experts(ops: LayerOps, parts: Parts, batch: Batch) -> FloatArray:
+    x = ops.embed(batch.token_ids, parts.embedding)
+    for scoring in Scoring:
+        routing = Routing(2, scoring, renormalize=True, num_groups=3, top_groups=2)
+        normed = ops.layer_norm(x, parts.weight, parts.bias, 1e-6)
+        ids, weights = ops.route(ops.linear(normed, parts.router), routing, parts.router_bias)
+        ops.add(x, ops.experts(normed, ids, weights, parts.experts, Activation.SILU))
+    return x
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
-@pytest.mark.parametrize("block", [block_of_an_encoder])
+@pytest.mark.parametrize("block", [block_of_an_encoder, layers_of_experts])
 def test_operations_outside_the_decoder_give_the_bits_of_single_calls(
     block: Callable[[LayerOps, Parts, Batch], FloatArray], num_threads: int
 ) -> None:
@@ -240,6 +254,29 @@ def test_wrong_widths_are_refused_while_capturing() -> None:
         lambda ops, m, b, kv: ops.linear(ops.embed(b.token_ids, m.embedding), m.layers[0].down),  # noqa: ARG005
         "x must have rows of 96 numbers, not 64",
     )
+
+
+def test_experts_that_no_route_has_chosen_are_refused() -> None:
+    def run(choice: Callable[[LayerOps, Parts, FloatArray], tuple[Any, Any]]) -> None:
+        ops = CpuOps(1)
+        parts = Parts(ops)
+
+        def build(to_call: LayerOps) -> Forward:
+            def forward(batch: Batch, _: Any) -> FloatArray:
+                x = to_call.embed(batch.token_ids, parts.embedding)
+                return to_call.experts(x, *choice(to_call, parts, x), parts.experts, Activation.SILU)
+
+            return forward
+
+        ops.capture(build)
+
+    one = Routing(1, Scoring.SOFTMAX, renormalize=True)
+    for choice in (
+        lambda ops, parts, x: (ops.linear(x, parts.router), ops.linear(x, parts.router)),
+        lambda ops, parts, x: ops.route(x, one),  # noqa: ARG005
+    ):
+        with pytest.raises(ValueError, match="no more than 9 experts"):
+            run(choice)
 
 
 def test_an_operation_that_programs_do_not_know_is_refused() -> None:

@@ -125,6 +125,23 @@ void route(Cpu& cpu, const FloatRows& logits, const RoutingRule& rule, const Flo
            [&](const Team& team) { paceline::route(team, logits.data(), routing, rows, ids.data(), weights.data()); });
 }
 
+void run_experts(Cpu& cpu, const FloatRows& x, const IntRows& ids, const FloatRows& weights, const Experts& experts,
+                 const std::string& activation, const FloatRowsOut& out) {
+  const int64_t rows = static_cast<int64_t>(x.shape(0)), top_k = static_cast<int64_t>(ids.shape(1));
+  require_shape("x", x, rows, experts.shared.width);
+  require_shape("ids", ids, rows, top_k);
+  require_shape("weights", weights, rows, top_k);
+  require_shape("out", out, rows, experts.shared.width);
+  require_range("expert", ids.data(), rows * top_k, experts.shared.count());
+  const Function function = parse_function(activation);
+  const ExpertChoice choice{ids.data(), weights.data(), static_cast<int>(top_k)};
+  const Turn turn(cpu);
+  cpu.machine.run(experts_work(rows, choice.top_k, experts.shared), experts_scratch(rows, choice.top_k, experts.shared),
+                  [&](const Team& team, uint8_t* scratch) {
+                    paceline::run_experts(team, x.data(), rows, choice, experts.shared, function, out.data(), scratch);
+                  });
+}
+
 void softcap(Cpu& cpu, const FloatRowsOut& x, float cap) {
   const int64_t rows = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
   require(cap > 0.0f, "cap must be above 0");
@@ -274,6 +291,8 @@ void bind_layers(nb::class_<Cpu>& cpu) {
            nb::arg("out").noconvert())
       .def("route", &route, nb::arg("logits").noconvert(), nb::arg("rule"), nb::arg("bias").noconvert(),
            nb::arg("ids").noconvert(), nb::arg("weights").noconvert())
+      .def("experts", &run_experts, nb::arg("x").noconvert(), nb::arg("ids").noconvert(),
+           nb::arg("weights").noconvert(), nb::arg("experts"), nb::arg("activation"), nb::arg("out").noconvert())
       .def("activate", &activate, nb::arg("x").noconvert(), nb::arg("activation"))
       .def("add", &add, nb::arg("x").noconvert(), nb::arg("update").noconvert())
       .def("softcap", &softcap, nb::arg("x").noconvert(), nb::arg("cap"))

@@ -1,6 +1,7 @@
 // A program as Python writes it down, operation by operation, and runs it.
 #include <algorithm>
 #include <climits>
+#include <map>
 #include <string>
 
 #include "attention.h"
@@ -158,7 +159,29 @@ class BoundProgram {
       paceline::route(team, run.at(logits), routing, run.rows(), run.ids_at(ids), run.at(weights));
     };
     program_.add({run, Division::rows, {logits}, {ids, weights}, route_work(routing)});
+    num_experts_[ids] = routing.num_experts;
     return {ids, weights};
+  }
+
+  int experts(int x, int ids, int weights, const Experts& packed, const std::string& activation) {
+    begin();
+    const paceline::Experts& experts = packed.shared;
+    require_width("x", x, experts.width);
+    const auto chosen = num_experts_.find(ids);
+    require(
+        chosen != num_experts_.end() && chosen->second <= experts.count(),
+        "ids must be those that a route has chosen among no more than " + std::to_string(experts.count()) + " experts");
+    const int top_k = require_width("ids", ids);
+    require_width("weights", weights, top_k);
+    const Function function = parse_function(activation);
+    const int out = program_.add_array(experts.width);
+    const auto run = [x, ids, weights, top_k, &experts, function, out](const Team& team, const Run& run) {
+      paceline::run_experts(team, run.at(x), run.rows(), {run.ids_at(ids), run.at(weights), top_k}, experts, function,
+                            run.at(out), run.scratch());
+    };
+    const auto scratch = [top_k, &experts](int64_t rows, int) { return experts_scratch(rows, top_k, experts); };
+    program_.add({run, Division::other, {x, ids, weights}, {out}, experts_work(1, top_k, experts), scratch});
+    return out;
   }
 
   void activate(int x, const std::string& activation) {
@@ -256,6 +279,7 @@ class BoundProgram {
 
   Cpu& cpu_;
   paceline::Program program_;
+  std::map<int, int> num_experts_;  // among which the ids of an array were chosen
   // What a batch must fit.
   int64_t num_tokens_ = INT_MAX, num_positions_ = INT_MAX;
   int num_axes_ = 1;
@@ -286,6 +310,8 @@ void bind_program(nb::module_& m) {
            nb::arg("window"), nb::arg("softcap"))
       .def("gated_activation", &P::gated_activation, nb::arg("gate_up"), nb::arg("activation"))
       .def("route", &P::route, nb::arg("logits"), nb::arg("rule"), nb::arg("bias").noconvert())
+      .def("experts", &P::experts, nb::arg("x"), nb::arg("ids"), nb::arg("weights"), nb::arg("experts"),
+           nb::arg("activation"), nb::keep_alive<1, 5>())
       .def("activate", &P::activate, nb::arg("x"), nb::arg("activation"))
       .def("add", &P::add, nb::arg("x"), nb::arg("update"))
       .def("softcap", &P::softcap, nb::arg("x"), nb::arg("cap"))

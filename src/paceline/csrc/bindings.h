@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "checks.h"
 #include "encodings.h"
+#include "experts.h"
 #include "kv_store.h"
 #include "team.h"
 
@@ -53,6 +54,15 @@ struct Embedding {
   int64_t rows;
   int width;
   Bytes table;  // keeps the file's memory map alive
+};
+
+// Experts with the matrices that they are made of, kept alive. Throws std::invalid_argument for matrices that do not
+// fit together.
+struct Experts {
+  nb::list gate_up, down;
+  paceline::Experts shared;
+
+  Experts(nb::list gate_ups, nb::list downs);
 };
 
 // The threads, the level and the scratch memory; one operation runs at a time.

@@ -52,85 +52,114 @@ int64_t lay_out(uint8_t* memory, int rows, int groups, Activations& a) {
   return offset;
 }
 
-// The quantised activations of all blocks.
-struct QuantizedRows {
-  Blocks blocks;
-  int groups;
-  int64_t block_bytes;
-  uint8_t* memory;
+// Bytes that a row takes in a block, not counting what aligns the block's arrays: in 64 rows they are aligned anyway.
+int64_t bytes_of_row(int groups) {
+  Activations a;
+  return (lay_out(nullptr, 64, groups, a) + 63) / 64;
+}
 
-  QuantizedRows(int64_t rows, const PackedLinear& weight, uint8_t* scratch)
-      : blocks(rows, kBlockRows), groups(groups_of(weight)), memory(scratch) {
-    Activations largest;
-    block_bytes = lay_out(nullptr, static_cast<int>(std::min<int64_t>(rows, kBlockRows)), groups, largest);
-  }
-  Activations block(int64_t index) const {
-    Activations a;
-    lay_out(memory + index * block_bytes, blocks.size(index), groups, a);
-    return a;
-  }
-};
+// What else a block takes: its arrays without rows, and a line to align each of them.
+int64_t bytes_of_block(int groups) {
+  Activations a;
+  return lay_out(nullptr, 0, groups, a) + 16 * kAlignment;
+}
 
 }  // namespace
 
 int64_t linear_scratch(int64_t rows, const PackedLinear& weight) {
   if (!any_quantized(weight)) return 0;
-  const QuantizedRows quantized(rows, weight, nullptr);
-  return quantized.blocks.count * quantized.block_bytes;
+  const int groups = groups_of(weight);
+  return align(rows * bytes_of_row(groups)) + Blocks(rows, kBlockRows).count * bytes_of_block(groups);
+}
+
+int64_t linear_scratch(int64_t rows, int64_t parts, const PackedLinear& weight) {
+  if (!any_quantized(weight)) return 0;
+  const int groups = groups_of(weight);
+  const int64_t blocks = std::min(rows, parts + rows / kBlockRows);
+  return rows * bytes_of_row(groups) + parts * kAlignment + blocks * bytes_of_block(groups);
+}
+
+LinearCall::LinearCall(const Kernels& kernels, const float* x, int64_t rows, const PackedLinear& weight, float* out,
+                       uint8_t* scratch)
+    : kernels_(kernels),
+      x_(x),
+      rows_(rows),
+      weight_(weight),
+      out_(out),
+      scratch_(scratch),
+      groups_(groups_of(weight)),
+      bytes_of_row_(bytes_of_row(groups_)),
+      bytes_of_block_(bytes_of_block(groups_)) {}
+
+Activations LinearCall::block(int64_t index, int64_t first_row, int rows) const {
+  Activations a;
+  lay_out(scratch_ + align(first_row * bytes_of_row_) + index * bytes_of_block_, rows, groups_, a);
+  return a;
+}
+
+int64_t LinearCall::quantize_cells() const {
+  return any_quantized(weight_) ? Blocks(rows_, kBlockRows).count * groups_ : 0;
+}
+
+void LinearCall::quantize(Share cells) const {
+  const Blocks blocks(rows_, kBlockRows);
+  // Cells (block, group), groups running fastest, so that few rows are shared, too.
+  for (int64_t cell = cells.first; cell < cells.last;) {
+    const int64_t b = cell / groups_;
+    const int group = static_cast<int>(cell % groups_);
+    const int count = static_cast<int>(std::min<int64_t>(groups_ - group, cells.last - cell));
+    kernels_.quantize_rows(x_ + blocks.start(b) * weight_.inputs, weight_.inputs, weight_.inputs,
+                           block(b, blocks.start(b), blocks.size(b)), group, count);
+    cell += count;
+  }
+}
+
+int64_t LinearCall::bands() const { return Blocks(rows_, kBlockRows).bands; }
+
+void LinearCall::multiply(const Section& section, int64_t column, Share cells) const {
+  const Blocks blocks(rows_, is_quantized(section) ? kBlockRows : kernels_.dense_rows);
+  const int64_t chunk = std::max<int64_t>(4, kChunkBytes / section.panel_bytes);
+  // Cells (band, panel), panels running fastest.
+  for (int64_t cell = cells.first; cell < cells.last;) {
+    const int64_t band = cell / section.panels;
+    const int64_t panel = cell % section.panels;
+    const int64_t count = std::min({chunk, section.panels - panel, cells.last - cell});
+    const int64_t first = panel * kPanel;
+    PanelRange range{section.weights.data() + panel * section.panel_bytes,
+                     section.panel_bytes,
+                     static_cast<int>(count),
+                     static_cast<int>(std::min<int64_t>(count * kPanel, section.outputs - first)),
+                     section.bias.empty() ? nullptr : section.bias.data() + first,
+                     nullptr,
+                     weight_.outputs};
+    for (int64_t b = blocks.band(band).first; b < blocks.band(band).last; ++b) {
+      range.out = out_ + blocks.start(b) * weight_.outputs + column + first;
+      if (section.form == Form::int4) {
+        kernels_.linear_int4(block(b, blocks.start(b), blocks.size(b)), range);
+      } else if (section.form == Form::int8) {
+        kernels_.linear_int8(block(b, blocks.start(b), blocks.size(b)), range);
+      } else {
+        const DenseType type = section.form == Form::f32   ? DenseType::f32
+                               : section.form == Form::f16 ? DenseType::f16
+                                                           : DenseType::bf16;
+        kernels_.linear_dense(type, x_ + blocks.start(b) * weight_.inputs, weight_.inputs, blocks.size(b),
+                              weight_.inputs, range);
+      }
+    }
+    cell += count;
+  }
 }
 
 void linear(const Team& team, const float* x, int64_t rows, const PackedLinear& weight, float* out, uint8_t* scratch) {
   if (rows == 0) return;
-  const Kernels& kernels = team.kernels;
-  const QuantizedRows quantized(rows, weight, scratch);
-  const Blocks dense(rows, kernels.dense_rows);
-  if (any_quantized(weight)) {
-    // Cells (block, group), groups running fastest, so that few rows are shared, too.
-    const Share mine = team.share(quantized.blocks.count * quantized.groups);
-    for (int64_t cell = mine.first; cell < mine.last;) {
-      const int64_t block = cell / quantized.groups;
-      const int group = static_cast<int>(cell % quantized.groups);
-      const int count = static_cast<int>(std::min<int64_t>(quantized.groups - group, mine.last - cell));
-      kernels.quantize_rows(x + quantized.blocks.start(block) * weight.inputs, weight.inputs, weight.inputs,
-                            quantized.block(block), group, count);
-      cell += count;
-    }
+  const LinearCall call(team.kernels, x, rows, weight, out, scratch);
+  if (const int64_t cells = call.quantize_cells()) {
+    call.quantize(team.share(cells));
     team.barrier();
   }
   int64_t column = 0;
   for (const Section& section : weight.sections) {
-    const Blocks& blocks = is_quantized(section) ? quantized.blocks : dense;
-    const int64_t chunk = std::max<int64_t>(4, kChunkBytes / section.panel_bytes);
-    // Cells (band, panel), panels running fastest.
-    const Share mine = team.share(blocks.bands * section.panels);
-    for (int64_t cell = mine.first; cell < mine.last;) {
-      const int64_t band = cell / section.panels;
-      const int64_t panel = cell % section.panels;
-      const int64_t count = std::min({chunk, section.panels - panel, mine.last - cell});
-      const int64_t first = panel * kPanel;
-      PanelRange range{section.weights.data() + panel * section.panel_bytes,
-                       section.panel_bytes,
-                       static_cast<int>(count),
-                       static_cast<int>(std::min<int64_t>(count * kPanel, section.outputs - first)),
-                       section.bias.empty() ? nullptr : section.bias.data() + first,
-                       nullptr,
-                       weight.outputs};
-      for (int64_t b = blocks.band(band).first; b < blocks.band(band).last; ++b) {
-        range.out = out + blocks.start(b) * weight.outputs + column + first;
-        if (section.form == Form::int4) {
-          kernels.linear_int4(quantized.block(b), range);
-        } else if (section.form == Form::int8) {
-          kernels.linear_int8(quantized.block(b), range);
-        } else {
-          const DenseType type = section.form == Form::f32   ? DenseType::f32
-                                 : section.form == Form::f16 ? DenseType::f16
-                                                             : DenseType::bf16;
-          kernels.linear_dense(type, x + blocks.start(b) * weight.inputs, weight.inputs, blocks.size(b), weight.inputs,
-                               range);
-        }
-      }
-      cell += count;
-    }
+    call.multiply(section, column, team.share(call.bands() * section.panels));
     column += section.outputs;
   }
 }

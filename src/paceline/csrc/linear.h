@@ -11,6 +11,39 @@ namespace paceline {
 void linear(const Team& team, const float* x, int64_t rows, const PackedLinear& weight, float* out, uint8_t* scratch);
 int64_t linear_scratch(int64_t rows, const PackedLinear& weight);
 
+// No less than what calls take together that share so many rows among so many of them, each call's a multiple of
+// kAlignment.
+int64_t linear_scratch(int64_t rows, int64_t parts, const PackedLinear& weight);
+
+// A linear layer in pieces, for operations that divide several of them among the threads. Of each kind the cells from 0
+// on may be done by anyone and in any order; all are quantised before any are multiplied.
+class LinearCall {
+ public:
+  // At least one row; linear_scratch(rows, weight) bytes of aligned scratch.
+  LinearCall(const Kernels& kernels, const float* x, int64_t rows, const PackedLinear& weight, float* out,
+             uint8_t* scratch);
+
+  int64_t quantize_cells() const;  // 0: there is nothing to quantise
+  void quantize(Share cells) const;
+
+  // Rows come in bands; a cell is one of them and a panel of the section, whose first output is `column`.
+  int64_t bands() const;
+  void multiply(const Section& section, int64_t column, Share cells) const;
+
+ private:
+  // The quantised activations of a block of rows.
+  Activations block(int64_t index, int64_t first_row, int rows) const;
+
+  const Kernels& kernels_;
+  const float* x_;
+  int64_t rows_;
+  const PackedLinear& weight_;
+  float* out_;
+  uint8_t* scratch_;
+  int groups_;
+  int64_t bytes_of_row_, bytes_of_block_;
+};
+
 // Several multiply-adds take as long as one element of the other operations.
 inline int64_t linear_work(int64_t rows, const PackedLinear& weight) {
   return rows * weight.inputs * static_cast<int64_t>(weight.outputs) / 8;

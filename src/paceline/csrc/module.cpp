@@ -56,11 +56,13 @@ std::string linear_form(const std::string& encoding, const std::string& quantiza
   return form_name(form_of(parse_encoding(encoding), parse_quantization(quantization)));
 }
 
-std::string stored_form(const PackedLinear& linear) {
+std::string stored_form(const std::vector<const PackedLinear*>& linears) {
   std::string form;
-  for (const Section& section : linear.sections) {
-    const std::string name = form_name(section.form);
-    if (form.find(name) == std::string::npos) form += (form.empty() ? "" : "+") + name;
+  for (const PackedLinear* linear : linears) {
+    for (const Section& section : linear->sections) {
+      const std::string name = form_name(section.form);
+      if (form.find(name) == std::string::npos) form += (form.empty() ? "" : "+") + name;
+    }
   }
   return form;
 }
@@ -76,6 +78,28 @@ void decode_bytes(const std::string& encoding_name, const Bytes& data, const Arr
 }  // namespace
 
 Cpu::Cpu(int num_threads, const std::string& isa) : machine(checked(num_threads), find_level(isa)) {}
+
+Experts::Experts(nb::list gate_ups, nb::list downs) : gate_up(std::move(gate_ups)), down(std::move(downs)), shared{} {
+  const size_t count = gate_up.size();
+  require(count >= 1 && count <= kMaxExperts && down.size() == count,
+          "there must be as many down matrices as pairs of gate and up, 1 .. " + std::to_string(kMaxExperts));
+  for (size_t e = 0; e < count; ++e) {
+    const PackedLinear& first = nb::cast<const PackedLinear&>(gate_up[e]);
+    const PackedLinear& second = nb::cast<const PackedLinear&>(down[e]);
+    if (e == 0) {
+      shared.width = first.inputs;
+      shared.hidden = second.inputs;
+    }
+    if (first.inputs != shared.width || first.outputs != 2 * static_cast<int64_t>(shared.hidden) ||
+        second.inputs != shared.hidden || second.outputs != shared.width) {
+      refuse("expert " + std::to_string(e) + ": gate and up [" + std::to_string(first.outputs) + ", " +
+             std::to_string(first.inputs) + "] and down [" + std::to_string(second.outputs) + ", " +
+             std::to_string(second.inputs) + "] do not fit together, or not the first expert");
+    }
+    shared.gate_up.push_back(&first);
+    shared.down.push_back(&second);
+  }
+}
 
 HeadShape head_shape(const Heads& heads) {
   const auto [num_q, num_kv, head_dim] = heads;
@@ -97,8 +121,19 @@ NB_MODULE(_native, m) {
   nb::class_<PackedLinear>(m, "Linear")
       .def_ro("num_outputs", &PackedLinear::outputs)
       .def_ro("num_inputs", &PackedLinear::inputs)
-      .def_prop_ro("form", &stored_form)
+      .def_prop_ro("form", [](const PackedLinear& self) { return stored_form({&self}); })
       .def_prop_ro("nbytes", &PackedLinear::bytes);
+
+  nb::class_<Experts>(m, "Experts")
+      .def(nb::init<nb::list, nb::list>(), nb::arg("gate_up"), nb::arg("down"))
+      .def_prop_ro("num_experts", [](const Experts& self) { return self.shared.count(); })
+      .def_prop_ro("width", [](const Experts& self) { return self.shared.width; })
+      .def_prop_ro("form", [](const Experts& self) { return stored_form(self.shared.all()); })
+      .def_prop_ro("nbytes", [](const Experts& self) {
+        int64_t sum = 0;
+        for (const PackedLinear* weight : self.shared.all()) sum += weight->bytes();
+        return sum;
+      });
 
   nb::class_<Embedding>(m, "Embedding")
       .def(

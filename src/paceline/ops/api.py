@@ -109,6 +109,19 @@ class Linear(Protocol):
     def nbytes(self) -> int: ...
 
 
+class Experts(Protocol):
+    """The packed layers of E experts, each [H] -> [2 I] -> gated activation -> [H]."""
+
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def form(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
 class Embedding(Protocol):
     """A table of token vectors, [V, H]; rows may stay in the file's own encoding until they are looked up."""
 
@@ -141,6 +154,13 @@ class StorageOps(Protocol):
 
     def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> Linear:
         """Pack matrices [N_i, K], stacked along N, and as many biases [N_i] or none. Raises ValueError if K differs."""
+
+    def pack_experts(self, gate_up: Sequence[Sequence[RawTensor]], down: Sequence[RawTensor]) -> Experts:
+        """Pack for each expert the matrices that stack to its gate and up, [2 I, H], and its down matrix [H, I].
+
+        :meth:`~paceline.tensors.RawTensor.matrix` takes a matrix out of a stacked tensor. Raises ValueError if shapes
+        differ.
+        """
 
     def pack_embedding(self, table: RawTensor) -> Embedding:
         """Prepare a [V, H] table for :meth:`embed`."""
@@ -227,6 +247,15 @@ class LayerOps(Protocol):
         renormalised, over the sum of the chosen ones in their order + 1e-20; then times the scale. A row with a score
         + bias that is not finite gets the ids 0, 1, ... and NaN for its weights. Raises ValueError for a routing that
         does not fit E.
+        """
+
+    def experts(
+        self, x: FloatArray, ids: IntArray, weights: FloatArray, experts: Any, activation: Activation
+    ) -> FloatArray:
+        """[T, H], choices [T, k] twice -> [T, H]: the weighted sum of the chosen experts' outputs.
+
+        Each output is, bit for bit, what :meth:`linear`, :meth:`gated_activation` and :meth:`linear` make of the row.
+        They are added to zero in the order of the choice. Raises ValueError for an id that is no expert's.
         """
 
     def softcap(self, x: FloatArray, cap: float) -> None:

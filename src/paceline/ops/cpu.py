@@ -75,6 +75,12 @@ class CpuOps:
         except ValueError as error:
             raise ValueError(f"{', '.join(part.name for part in parts)}: {error}") from error
 
+    def pack_experts(self, gate_up: Sequence[Sequence[RawTensor]], down: Sequence[RawTensor]) -> _native.Experts:
+        """At most 1,024 experts; each matrix is kept as :meth:`pack_linear` keeps it."""
+        return _native.Experts(
+            [self.pack_linear(parts) for parts in gate_up], [self.pack_linear([part]) for part in down]
+        )
+
     def pack_embedding(self, table: RawTensor) -> _native.Embedding:
         return _native.Embedding(table.encoding.label, table.shape[0], table.shape[1], table.data)
 
@@ -167,6 +173,13 @@ class CpuOps:
         ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
         self._cpu.route(logits, routing_rule(routing), or_empty(bias, np.float32), ids, weights)
         return ids, weights
+
+    def experts(
+        self, x: FloatArray, ids: IntArray, weights: FloatArray, experts: _native.Experts, activation: Activation
+    ) -> FloatArray:
+        out = np.empty_like(x)
+        self._cpu.experts(x, ids, weights, experts, activation.value, out)
+        return out
 
     def softcap(self, x: FloatArray, cap: float) -> None:
         self._cpu.softcap(x, cap)

@@ -148,6 +148,12 @@ class Recorder:
         self._arrays[id(chosen)] = (chosen, ids)
         return chosen, self._array(weights, routing.top_k)
 
+    def experts(
+        self, x: FloatArray, ids: IntArray, weights: FloatArray, experts: Any, activation: Activation
+    ) -> FloatArray:
+        choice = self.number(ids), self.number(weights)
+        return self._array(self._program.experts(self.number(x), *choice, experts, activation.value), x.shape[1])
+
     def softcap(self, x: FloatArray, cap: float) -> None:
         self._program.softcap(self.number(x), cap)
 

@@ -65,6 +65,30 @@ class ReferenceLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceExperts:
+    """Each expert's layers."""
+
+    gate_up: Sequence[ReferenceLinear]
+    down: Sequence[ReferenceLinear]
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.gate_up)
+
+    @property
+    def width(self) -> int:
+        return self.gate_up[0].num_inputs
+
+    @property
+    def form(self) -> str:
+        return "f32"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in (*self.gate_up, *self.down))
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceEmbedding:
     """The table as it lies in its file: only the rows that are looked up are ever dequantised."""
 
@@ -133,6 +157,18 @@ class ReferenceOps:
         if stacked_bias is not None and stacked_bias.shape != weight.shape[:1]:
             raise ValueError(f"{weight.shape[0]} outputs do not match a bias of shape {stacked_bias.shape}")
         return ReferenceLinear(weight, stacked_bias)
+
+    def pack_experts(self, gate_up: Sequence[Sequence[RawTensor]], down: Sequence[RawTensor]) -> ReferenceExperts:
+        experts = ReferenceExperts(
+            [self.pack_linear(parts) for parts in gate_up], [self.pack_linear([part]) for part in down]
+        )
+        if not down:
+            raise ValueError("there must be as many down matrices as pairs of gate and up, at least 1")
+        shapes = {(a.weight.shape, b.weight.shape) for a, b in zip(experts.gate_up, experts.down, strict=True)}
+        (two_hidden, width), back = next(iter(shapes))
+        if len(shapes) != 1 or back != (width, two_hidden // 2):
+            raise ValueError(f"matrices of shapes {sorted(shapes)} do not fit together")
+        return experts
 
     def pack_embedding(self, table: RawTensor) -> ReferenceEmbedding:
         return ReferenceEmbedding(table)
@@ -263,6 +299,18 @@ class ReferenceOps:
         for t in range(len(logits)):
             ids[t], weights[t] = _route(logits[t], routing, bias)
         return ids, weights
+
+    def experts(
+        self, x: FloatArray, ids: IntArray, weights: FloatArray, experts: ReferenceExperts, activation: Activation
+    ) -> FloatArray:
+        _check_range("expert", ids, experts.num_experts)
+        out = np.zeros_like(x)
+        for t in range(len(x)):
+            for expert, weight in zip(ids[t], weights[t], strict=True):
+                gate_up = self.linear(x[t : t + 1], experts.gate_up[expert])
+                down = self.linear(self.gated_activation(gate_up, activation), experts.down[expert])
+                out[t] += weight * down[0]
+        return out
 
     def softcap(self, x: FloatArray, cap: float) -> None:
         for row in x:

@@ -154,6 +154,9 @@ struct Kernels {
   void (*gated_activation)(const float* gate_up, Function function, int rows, int width, float* out);
   // ids and weights: [rows][top_k]
   void (*route)(const float* logits, const Routing& routing, int rows, int32_t* ids, float* weights);
+  // out = the sum of weights[i] * rows[places[i]], by fma in this order
+  void (*combine_rows)(const float* rows, int64_t stride, const int32_t* places, const float* weights, int count,
+                       int width, float* out);
   void (*activate)(float* x, Function function, int64_t count);
   void (*add_to)(float* x, const float* y, int64_t count);
   void (*softcap)(float* x, float cap, int64_t count);

@@ -19,6 +19,8 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
 void rope(float* qkv, HeadShape heads, const int32_t* positions, int num_axes, const RopeTable& table, int rows);
 void gated_activation(const float* gate_up, Function function, int rows, int width, float* out);
 void route(const float* logits, const Routing& routing, int rows, int32_t* ids, float* weights);
+void combine_rows(const float* rows, int64_t stride, const int32_t* places, const float* weights, int count, int width,
+                  float* out);
 void activate(float* x, Function function, int64_t count);
 void add_to(float* x, const float* y, int64_t count);
 void softcap(float* x, float cap, int64_t count);

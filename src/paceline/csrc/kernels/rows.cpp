@@ -189,6 +189,18 @@ void activate(float* x, Function function, int64_t count) {
   with(function, [=](auto f) { map_row(x, x, count, f); });
 }
 
+void combine_rows(const float* rows, int64_t stride, const int32_t* places, const float* weights, int count, int width,
+                  float* out) {
+  for (int i = 0; i < width; i += kLanes) {
+    const int n = width - i < kLanes ? width - i : kLanes;
+    F32x16 sum = zero();
+    for (int j = 0; j < count; ++j) {
+      sum = fma(load_first(rows + places[j] * stride + i, n), broadcast(weights[j]), sum);
+    }
+    store_first(out + i, sum, n);
+  }
+}
+
 void add_to(float* x, const float* y, int64_t count) {
   for (int64_t i = 0; i < count; ++i) x[i] += y[i];
 }

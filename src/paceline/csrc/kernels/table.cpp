@@ -24,6 +24,7 @@ const Kernels table = {
     rope,
     gated_activation,
     route,
+    combine_rows,
     activate,
     add_to,
     softcap,
