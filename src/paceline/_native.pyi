@@ -146,6 +146,15 @@ class Cpu:
         softcap: float,
         out: FloatArray,
     ) -> None: ...
+    def encoder_attention(
+        self,
+        qkv: FloatArray,
+        heads: tuple[int, int, int],
+        segment_starts: IntArray,
+        scale: float,
+        softcap: float,
+        out: FloatArray,
+    ) -> None: ...
     def edit_logits(
         self,
         logits: FloatArray,

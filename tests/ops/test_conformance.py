@@ -78,13 +78,17 @@ def rms_norm_formula(x: Array, weight: Array, eps: float) -> Array:
 
 def attention_formula(q: Array, k: Array, v: Array, scale: float, window: int, softcap: float) -> Array:
     """One sequence, dense: [T, num_q, d], [T, num_kv, d] twice -> [T, num_q * d]."""
+    distance = np.arange(len(q))[:, None] - np.arange(len(q))[None, :]
+    return softmax_formula(q, k, v, (distance >= 0) & ((distance < window) if window else True), scale, softcap)
+
+
+def softmax_formula(q: Array, k: Array, v: Array, visible: Array, scale: float, softcap: float) -> Array:
+    """``visible`` [T, T] says which keys each query sees."""
     q, k, v = (part.astype(np.float64) for part in (q, k, v))
     k, v = (np.repeat(part, q.shape[1] // k.shape[1], axis=1) for part in (k, v))
     scores = np.einsum("thd,shd->hts", q, k) * scale
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
-    distance = np.arange(len(q))[:, None] - np.arange(len(q))[None, :]
-    visible = (distance >= 0) & ((distance < window) if window else True)
     scores = np.where(visible, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -789,6 +793,116 @@ def test_the_store_takes_what_its_blocks_are_said_to_take(ops: Ops) -> None:
     kv = ops.make_kv(layout, 5, 16)
     assert (kv.num_blocks, kv.block_size) == (5, 16)
     assert kv.nbytes == 5 * ops.kv_block_bytes(layout, 16)
+
+
+# ---- attention in encoders
+
+
+@dataclass(frozen=True)
+class EncoderCase:
+    heads: Heads
+    lengths: tuple[int, ...]
+    softcap: float = 0.0
+
+    @property
+    def scale(self) -> float:
+        return self.heads.head_dim**-0.5
+
+    @property
+    def starts(self) -> Array:
+        return np.cumsum([0, *self.lengths]).astype(np.int32)
+
+    def __str__(self) -> str:
+        h = self.heads
+        return f"{h.num_q}q{h.num_kv}kv{h.head_dim}d-{'+'.join(map(str, self.lengths))}-c{self.softcap}"
+
+
+ENCODER_CASES = [
+    EncoderCase(Heads(2, 2, 32), (1, 2, 15, 16, 17)),
+    EncoderCase(Heads(2, 2, 32), (31, 33, 63, 64, 65)),
+    EncoderCase(Heads(2, 2, 32), (47, 0, 48, 49, 129, 0)),
+    *(EncoderCase(Heads(2, 2, dim), (70, 9)) for dim in (1, 7, 16, 33, 64, 72, 80, 88, 128)),
+    *(EncoderCase(Heads(*heads, 40), (70, 9)) for heads in ((1, 1), (3, 3), (6, 2), (8, 1))),
+    EncoderCase(Heads(2, 2, 80), (300,)),
+    EncoderCase(Heads(2, 2, 64), (100, 3), softcap=5.0),
+    EncoderCase(Heads(2, 2, 64), ()),
+]
+
+
+@pytest.fixture(params=ENCODER_CASES, ids=str)
+def encoder_case(request: pytest.FixtureRequest) -> EncoderCase:
+    return request.param
+
+
+def encode(ops: Ops, case: EncoderCase, qkv: FloatArray, starts: Array) -> Array:
+    return ops.encoder_attention(qkv, case.heads, starts.astype(np.int32), case.scale, case.softcap)
+
+
+def segments(case: EncoderCase, rows: FloatArray) -> list[FloatArray]:
+    return np.split(rows, case.starts[1:-1]) if case.lengths else []
+
+
+def test_encoder_attention_follows_its_formula_in_each_segment(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, encoder_case: EncoderCase
+) -> None:
+    heads = encoder_case.heads
+    qkv = normal(rng, sum(encoder_case.lengths), heads.row)
+    out = encode(ops, encoder_case, qkv, encoder_case.starts)
+    assert out.shape == (len(qkv), heads.num_q * heads.head_dim)
+    for part, rows in zip(segments(encoder_case, out), segments(encoder_case, qkv), strict=True):
+        if len(rows):
+            everything, scale, softcap = np.ones((len(rows), len(rows)), bool), encoder_case.scale, encoder_case.softcap
+            expected = softmax_formula(*split_heads(rows, heads), everything, scale, softcap)
+            assert_close(part, expected, 4 * implementation.error)
+
+
+def test_encoder_attention_does_not_depend_on_the_other_segments(
+    implementation: Implementation, ops: Ops, rng: np.random.Generator, encoder_case: EncoderCase
+) -> None:
+    """Alone on one thread; beside segments that are NaN; at another address, with NaN before and after the array."""
+    heads, one_thread = encoder_case.heads, implementation.make(1)
+    qkv = normal(rng, sum(encoder_case.lengths), heads.row)
+    out = encode(ops, encoder_case, qkv, encoder_case.starts)
+    for i, (part, rows) in enumerate(zip(segments(encoder_case, out), segments(encoder_case, qkv), strict=True)):
+        alone = encode(one_thread, encoder_case, np.ascontiguousarray(rows), np.array([0, len(rows)]))
+        assert_same_bits(np.ascontiguousarray(part), alone)
+        first, last = encoder_case.starts[i : i + 2]
+        poisoned = np.full_like(qkv, np.nan)
+        poisoned[first:last] = rows
+        with np.errstate(invalid="ignore"):
+            beside = encode(ops, encoder_case, poisoned, encoder_case.starts)
+        assert_same_bits(beside[first:last], part)
+    buffer = np.full(qkv.size + 32, np.nan, np.float32)
+    moved = buffer[5 : 5 + qkv.size].reshape(qkv.shape)
+    moved[:] = qkv
+    assert_same_bits(encode(ops, encoder_case, moved, encoder_case.starts), out)
+
+
+def test_a_row_of_an_encoder_has_the_same_bits_wherever_it_asks(ops: Ops, rng: np.random.Generator) -> None:
+    """What a row sees are the keys and values; it does not matter which queries are beside its own, nor its place."""
+    heads = Heads(2, 2, 72)
+    qkv = normal(rng, 150, heads.row)
+    width = heads.num_q * heads.head_dim
+    qkv[:, :width] = qkv[0, :width]
+    starts = np.array([0, 150], np.int32)
+    expected = ops.encoder_attention(qkv, heads, starts, 0.1)
+    assert_same_bits(expected, np.repeat(expected[:1], 150, axis=0))
+    qkv[1::2, :width] = np.nan
+    with np.errstate(invalid="ignore"):
+        assert_same_bits(ops.encoder_attention(qkv, heads, starts, 0.1)[::2], expected[::2])
+
+
+def test_large_scores_do_not_overflow_in_encoders(ops: Ops, rng: np.random.Generator) -> None:
+    heads = Heads(2, 2, 64)
+    qkv = normal(rng, 130, heads.row) * np.float32(100)
+    assert np.all(np.isfinite(ops.encoder_attention(qkv, heads, np.array([0, 130], np.int32), 1.0)))
+
+
+@pytest.mark.parametrize("starts", [[], [0], [0, 4], [1, 5], [0, 3, 2, 5], [0, 6], [0, -1, 5], [0, 7, 5]])
+def test_segments_that_do_not_cover_the_rows_are_refused(ops: Ops, rng: np.random.Generator, starts: list[int]) -> None:
+    heads = Heads(2, 2, 32)
+    with pytest.raises(ValueError, match="segment_starts must ascend from 0"):
+        ops.encoder_attention(normal(rng, 5, heads.row), heads, np.array(starts, np.int32), 1.0)
 
 
 # ---- the row property

@@ -158,6 +158,20 @@ def test_attention_gives_equal_bits_on_every_instruction_set(
     assert_equal_on_all_levels(results)
 
 
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+def test_encoder_attention_gives_equal_bits_on_every_instruction_set_and_number_of_threads(
+    rng: np.random.Generator, softcap: float
+) -> None:
+    heads = Heads(6, 3, 72)
+    qkv = normal(rng, 700, heads.row) * 2
+    starts = np.array([0, 64, 128, 130, 130, 600, 700], np.int32)
+    results = {level: CpuOps(2, level).encoder_attention(qkv, heads, starts, 0.1, softcap) for level in LEVELS}
+    assert_equal_on_all_levels(results)
+    for num_threads in (1, 5, 16):
+        other = CpuOps(num_threads).encoder_attention(qkv, heads, starts, 0.1, softcap)
+        assert np.array_equal(other.view(np.uint32), results[LEVELS[0]].view(np.uint32))
+
+
 # ---- contexts of several segments
 
 

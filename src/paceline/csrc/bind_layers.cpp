@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "bindings.h"
+#include "encoder_attention.h"
 #include "linear.h"
 #include "operations.h"
 
@@ -191,6 +192,24 @@ void attention(Cpu& cpu, const FloatRows& qkv, const Heads& heads, const KvStore
   });
 }
 
+void encoder_attention(Cpu& cpu, const FloatRows& qkv, const Heads& heads, const Ints& segment_starts, float scale,
+                       float softcap, const FloatRowsOut& out) {
+  const HeadShape shape = head_shape(heads);
+  const int64_t rows = static_cast<int64_t>(qkv.shape(0));
+  require_shape("qkv", qkv, rows, row_width(shape));
+  require_shape("out", out, rows, static_cast<int64_t>(shape.num_q) * shape.head_dim);
+  const int64_t segments = static_cast<int64_t>(segment_starts.shape(0)) - 1;
+  const int32_t* starts = segment_starts.data();
+  require(segments >= 0 && starts[0] == 0 && starts[segments] == rows && std::is_sorted(starts, starts + segments + 1),
+          "segment_starts must ascend from 0 to the number of rows");
+  const Turn turn(cpu);
+  const EncoderPlan plan = plan_encoder_attention(starts, segments);
+  cpu.machine.run(encoder_attention_work(plan, shape), encoder_attention_scratch(plan, shape, cpu.machine.pool.size()),
+                  [&](const Team& team, uint8_t* scratch) {
+                    paceline::encoder_attention(team, plan, qkv.data(), shape, scale, softcap, out.data(), scratch);
+                  });
+}
+
 }  // namespace
 
 Routing parse_routing(const RoutingRule& rule, int64_t num_experts, const Floats& bias) {
@@ -301,7 +320,9 @@ void bind_layers(nb::class_<Cpu>& cpu) {
            nb::arg("kv_rows").noconvert())
       .def("attention", &attention, nb::arg("qkv").noconvert(), nb::arg("heads"), nb::arg("kv"), nb::arg("layer"),
            nb::arg("span_starts").noconvert(), nb::arg("context_lens").noconvert(), nb::arg("block_tables").noconvert(),
-           nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), nb::arg("out").noconvert());
+           nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), nb::arg("out").noconvert())
+      .def("encoder_attention", &encoder_attention, nb::arg("qkv").noconvert(), nb::arg("heads"),
+           nb::arg("segment_starts").noconvert(), nb::arg("scale"), nb::arg("softcap"), nb::arg("out").noconvert());
 }
 
 }  // namespace paceline::bindings

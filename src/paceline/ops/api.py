@@ -281,6 +281,19 @@ class Ops(StorageOps, LayerOps, Protocol):
         only, always the same ones, whatever the values in its arrays. Raises ValueError for a pass that does not.
         """
 
+    # ---- encoders
+
+    def encoder_attention(
+        self, qkv: FloatArray, heads: Heads, segment_starts: IntArray, scale: float, softcap: float = 0.0
+    ) -> FloatArray:
+        """Fused rows -> [T, num_q * head_dim]: attention among the rows of each segment (an image, or a window of it).
+
+        Rows segment_starts[s] .. segment_starts[s + 1] - 1 attend to each other, in both directions. ``segment_starts``
+        is [S + 1] int32 and ascends from 0 to T, which otherwise raises ValueError. Query head h uses key head
+        h // (num_q / num_kv); scores are those of :meth:`attention`. Keys are visited in tiles at positions from the
+        start of the segment, so that a segment's rows depend on that segment alone.
+        """
+
     # ---- the choice of tokens
 
     def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:

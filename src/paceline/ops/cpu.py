@@ -187,6 +187,15 @@ class CpuOps:
     def capture(self, build: Callable[[LayerOps], Forward]) -> Forward:
         return capture(self._cpu, build)
 
+    # ---- encoders
+
+    def encoder_attention(
+        self, qkv: FloatArray, heads: Heads, segment_starts: IntArray, scale: float, softcap: float = 0.0
+    ) -> FloatArray:
+        out = np.empty((len(qkv), heads.num_q * heads.head_dim), np.float32)
+        self._cpu.encoder_attention(qkv, heads.shape, segment_starts, scale, softcap, out)
+        return out
+
     # ---- the choice of tokens
 
     def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -318,6 +319,21 @@ class ReferenceOps:
 
     def capture(self, build: Callable[[LayerOps], Forward]) -> Forward:
         return build(self)
+
+    # ---- encoders
+
+    def encoder_attention(
+        self, qkv: FloatArray, heads: Heads, segment_starts: IntArray, scale: float, softcap: float = 0.0
+    ) -> FloatArray:
+        starts = segment_starts.tolist()
+        if not starts or starts[0] != 0 or starts[-1] != len(qkv) or starts != sorted(starts):
+            raise ValueError("segment_starts must ascend from 0 to the number of rows")
+        q, k, v = _split_heads(qkv, heads)
+        out = np.empty((len(qkv), heads.num_q, heads.head_dim), np.float32)
+        for first, last in pairwise(starts):
+            for t in range(first, last):
+                out[t] = _attend(q[t], k[first:last], v[first:last], scale, softcap)
+        return out.reshape(len(qkv), heads.num_q * heads.head_dim)
 
     # ---- the choice of tokens
 

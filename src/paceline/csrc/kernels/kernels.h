@@ -95,6 +95,27 @@ inline int64_t attention_floats(int rows, int head_dim) {
   return rows * (kKeyTile + 2 * kPanel + 3 * width + 2 * kPanel + 2);
 }
 
+constexpr int kMostDenseRows = 16;  // no level's blocks of dense rows are larger
+constexpr int kEncoderRows = 48;    // most rows of a task
+
+// One query head of a few rows of a segment, over all of the segment's keys. Packed keys: [keys / 16, rounded
+// up][head_dim][16 keys]; packed values: [keys / 64, rounded up][head_dim / 16, rounded up][64 keys][16 elements].
+struct EncoderTask {
+  const float* queries;  // the first row's
+  int64_t query_stride;
+  float* out;
+  int64_t out_stride;
+  int rows, keys;
+  const float *packed_keys, *packed_values;
+  int head_dim;
+  float scale, softcap;
+  float* scratch;  // encoder_attention_floats(head_dim) floats
+};
+inline int64_t encoder_attention_floats(int head_dim) {
+  const int64_t width = (head_dim + kPanel - 1) / kPanel * kPanel;
+  return kMostDenseRows * (width + kKeyTile) + kEncoderRows * (width + kPanel + 1);
+}
+
 constexpr int kNoiseTile = 1024;  // tokens whose noise is looked at together
 
 // The largest number of a row and the first place where it stands.
@@ -162,6 +183,10 @@ struct Kernels {
   void (*softcap)(float* x, float cap, int64_t count);
   void (*write_kv)(const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows, int rows);
   void (*attention)(const AttentionTask& task);
+  // Keys and values of one head: `count` rows, `stride` apart.
+  void (*pack_segment)(const float* keys, const float* values, int64_t stride, int count, int head_dim,
+                       float* packed_keys, float* packed_values);
+  void (*encoder_attention)(const EncoderTask& task);
 
   RowPeak (*find_peak)(const float* x, int count);
   // z = (x - peak) / temperature, mass = e^z

@@ -26,6 +26,9 @@ void add_to(float* x, const float* y, int64_t count);
 void softcap(float* x, float cap, int64_t count);
 void write_kv(const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows, int rows);
 void attention(const AttentionTask& task);
+void pack_segment(const float* keys, const float* values, int64_t stride, int count, int head_dim, float* packed_keys,
+                  float* packed_values);
+void encoder_attention(const EncoderTask& task);
 RowPeak find_peak(const float* x, int count);
 void scale_row(const float* x, int count, float peak, float temperature, float* z, float* mass);
 double sum_row(const float* x, int count);

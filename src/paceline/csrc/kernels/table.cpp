@@ -30,6 +30,8 @@ const Kernels table = {
     softcap,
     write_kv,
     attention,
+    pack_segment,
+    encoder_attention,
     find_peak,
     scale_row,
     sum_row,
