@@ -19,9 +19,10 @@ AttentionPlan plan_attention(const AttentionSpans& spans, int group, int window)
     for (int t = spans.starts[s]; t < spans.starts[s + 1]; t += tile_tokens(group)) {
       const int tokens = std::min(tile_tokens(group), spans.starts[s + 1] - t);
       const int position = spans.context_lens[s] + t - spans.starts[s];
-      plan.tiles.push_back({s, t, tokens, position, plan.cost});
       const int keys = window > 0 ? std::min(position + tokens, window + tokens) : position + tokens;
-      plan.cost += static_cast<int64_t>(keys + kKeyTile) * tokens;
+      const int64_t cost = static_cast<int64_t>(keys + kKeyTile) * tokens;
+      plan.tiles.push_back({s, t, tokens, position, plan.cost, cost});
+      plan.cost += cost;
     }
   }
   return plan;
@@ -36,15 +37,16 @@ void attention(const Team& team, const AttentionPlan& plan, const float* qkv, He
   const int64_t stride = row_width(heads);
   const int64_t out_stride = static_cast<int64_t>(heads.num_q) * heads.head_dim;
   const int64_t head_offset = static_cast<int64_t>(plan.group) * heads.head_dim;
-  // Heads are cut first, then tokens by cost: item i of the line [head][tile] belongs to the thread in whose share of
-  // the total cost it begins.
+  // Items (tile, head), heads running fastest, for those of a block lie side by side. An item belongs to the thread in
+  // whose share of the total cost it begins.
   const Share mine = team.share(plan.cost * heads.num_kv);
-  for (int head = 0; head < heads.num_kv; ++head) {
-    const int64_t offset = plan.cost * head;
-    if (offset >= mine.last || offset + plan.cost <= mine.first) continue;
-    auto tile = std::lower_bound(plan.tiles.begin(), plan.tiles.end(), mine.first - offset,
-                                 [](const AttentionPlan::Tile& t, int64_t value) { return t.cost_before < value; });
-    for (; tile != plan.tiles.end() && offset + tile->cost_before < mine.last; ++tile) {
+  auto tile =
+      std::upper_bound(plan.tiles.begin(), plan.tiles.end(), mine.first / heads.num_kv,
+                       [](int64_t value, const AttentionPlan::Tile& t) { return value < t.cost_before + t.cost; });
+  for (; tile != plan.tiles.end() && tile->cost_before * heads.num_kv < mine.last; ++tile) {
+    for (int head = 0; head < heads.num_kv; ++head) {
+      const int64_t begin = tile->cost_before * heads.num_kv + head * tile->cost;
+      if (begin < mine.first || begin >= mine.last) continue;
       AttentionTask task;
       task.queries = qkv + tile->first * stride + head * head_offset;
       task.query_stride = stride;

@@ -22,11 +22,12 @@ struct AttentionPlan {
     int span, first, tokens;  // first: packed token
     int position;             // of the first token
     int64_t cost_before;      // of the tiles before this one
+    int64_t cost;             // keys that the rows of one head visit
   };
   AttentionSpans spans;
   int group, window;
   std::vector<Tile> tiles;
-  int64_t cost;  // keys that all rows of one head visit
+  int64_t cost;  // of all tiles
 };
 AttentionPlan plan_attention(const AttentionSpans& spans, int group, int window);
 

@@ -85,7 +85,7 @@ inline void score_pieces(const Rows& rows, int i, const Piece* pieces) {
     keys[p] = pieces[p].keys;
     for (int r = 0; r < R; ++r) acc[r][p] = zero();
   }
-  add_products<BFloat16, false>(keys, rows.queries + i * rows.head_dim, rows.head_dim, rows.head_dim, acc);
+  add_products<BFloat16>(keys, rows.queries + i * rows.head_dim, rows.head_dim, rows.head_dim, acc);
   for (int p = 0; p < P; ++p) {
     for (int r = 0; r < R; ++r) store(rows.scores + (i + r) * kScoreStride + pieces[p].start, acc[r][p]);
   }
@@ -162,7 +162,7 @@ inline void gather_panels(const Rows& rows, int i, const Tile& tile, int64_t val
       }
       ++key;
     }
-    add_products<BFloat16, false>(values, weights + key, kScoreStride, end - key, acc);
+    add_products<BFloat16>(values, weights + key, kScoreStride, end - key, acc);
   }
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) store(accumulators + r * rows.width + p * kPanel, acc[r][p]);

@@ -18,7 +18,7 @@ inline void multiply(const float* x, int64_t stride, int inputs, const PanelRang
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) acc[r][p] = zero();
   }
-  add_products<Format, true>(w, x, stride, inputs, acc);
+  add_products<Format>(w, x, stride, inputs, acc);
   for (int p = 0; p < P; ++p) {
     const int column = (first_panel + p) * kPanel;
     const int left = range.outputs - column < kPanel ? range.outputs - column : kPanel;

@@ -41,7 +41,7 @@ constexpr int panels_at_once(int rows) { return kSums / rows >= 4 ? 4 : kSums / 
 
 // acc[r][p] over k = 0 .. count - 1; row r reads x[r * stride + k]. Panels that are one stream from memory are asked
 // for ahead of their use.
-template <class Format, bool kStream, int R, int P>
+template <class Format, int R, int P>
 inline void add_products(const typename Format::Number* const (&panels)[P], const float* x, int64_t stride, int count,
                          F32x16 (&acc)[R][P]) {
   int k = 0;
@@ -49,7 +49,7 @@ inline void add_products(const typename Format::Number* const (&panels)[P], cons
     F32x16 a[P], b[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      if constexpr (kStream) prefetch<2 * kPanel * sizeof(typename Format::Number)>(panels[p] + k * kPanel);
+      prefetch<2 * kPanel * sizeof(typename Format::Number)>(panels[p] + k * kPanel);
       Format::pair(panels[p] + k * kPanel, a[p], b[p]);
     }
 #pragma GCC unroll 16
