@@ -52,7 +52,13 @@ inline float reduce_add(F32x16 a) {
   const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_shuffle_ps(d, d, 1)));
 }
-inline float reduce_max(F32x16 a) { return _mm512_reduce_max_ps(a); }
+// In the same tree, for the intrinsic's order has other signs of zero and other NaN.
+inline float reduce_max(F32x16 a) {
+  const __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(d, _mm_shuffle_ps(d, d, 1)));
+}
 
 // Narrow numbers.
 inline F32x16 load_f16(const uint16_t* p) {
