@@ -1,4 +1,4 @@
-"""What every test shares: one thread for each library, and the path of the real model."""
+"""What every test shares: one thread for each library, the length of long runs, and the path of the real model."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,15 @@ import pytest
 
 # Before numpy or torch are imported: several test processes at once must not each take every core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--scenarios", type=int, default=20, help="of each case of the engine property")
+
+
+@pytest.fixture(scope="session")
+def num_scenarios(pytestconfig: pytest.Config) -> int:
+    return pytestconfig.getoption("scenarios")
 
 
 @pytest.fixture(scope="session")

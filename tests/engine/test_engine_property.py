@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
+from paceline import _native
 from paceline.core.kv_manager import KvManager
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler, SchedulerLimits
 from paceline.engine.engine import Engine
-from paceline.models.decoder import Model
+from paceline.models.decoder import Decoder
 from paceline.ops.api import Ops
+from paceline.ops.cpu import CpuOps
+from paceline.ops.reference import ReferenceOps
 from paceline.runner.runner import ModelRunner
 from paceline.types import FinishReason, TokenEvent, TokenLogprobs, TokenRules
-from support.implementations import Implementation, implementations
 from support.random_model import CONTEXT, VOCAB_SIZE, random_model
 
-NUM_SCENARIOS = 60
 TOKENIZER_SIZE = VOCAB_SIZE - 3
 """The head is wider than the tokenizer, as in real models."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and the operations that it was packed for."""
+
+    ops: Ops
+    model: Decoder
 
 
 @dataclass
@@ -43,20 +54,24 @@ class Answer:
 
 
 def make_engine(
-    model: Model, ops: Ops, *, num_blocks: int, block_size: int, prefix_caching: bool, limits: SchedulerLimits
+    loaded: Loaded, *, num_blocks: int, block_size: int, prefix_caching: bool, limits: SchedulerLimits
 ) -> Engine:
-    kv = ops.make_kv(model.kv_layout, num_blocks, block_size)
     runner = ModelRunner(
-        model, ops, kv, max_num_seqs=limits.max_num_seqs, max_model_len=limits.max_model_len, vocab_size=TOKENIZER_SIZE
+        loaded.model,
+        loaded.ops,
+        loaded.ops.make_kv(loaded.model.kv_layout, num_blocks, block_size),
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        vocab_size=TOKENIZER_SIZE,
     )
     manager = KvManager(num_blocks, block_size, enable_prefix_caching=prefix_caching)
     return Engine(Scheduler(limits, manager), runner)
 
 
-def solo(model: Model, ops: Ops, request: Request) -> Answer:
+def solo(alone: Loaded, request: Request) -> Answer:
     """One request, everything in one step, no cache."""
     limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=CONTEXT, max_model_len=CONTEXT)
-    engine = make_engine(model, ops, num_blocks=CONTEXT // 16, block_size=16, prefix_caching=False, limits=limits)
+    engine = make_engine(alone, num_blocks=CONTEXT // 16, block_size=16, prefix_caching=False, limits=limits)
     engine.add(copy_of(request))
     answer = Answer()
     while engine.has_work:
@@ -125,16 +140,11 @@ def random_requests(rng: random.Random) -> list[Request]:
     return requests
 
 
-def block_sizes(ops: Ops) -> list[int]:
-    """Sizes that the implementation can store, the smaller the more often: small blocks make more borders."""
-    return [1, 4, 8, 16] if ops.numerics.startswith("reference") else [16, 16, 32]
-
-
-def check_scenario(model: Model, ops: Ops, seed: int) -> int:
+def check_scenario(company: Loaded, alone: Loaded, seed: str) -> int:
     """Run one scenario. Returns the number of preemptions, so that a test can tell that there were some."""
     rng = random.Random(seed)
     requests = random_requests(rng)
-    block_size = rng.choice(block_sizes(ops))
+    block_size = rng.choice([1, 4, 8, 16, 16, 32])
     most = max(len(r.tokens) + r.rules.max_tokens for r in requests)
     limits = SchedulerLimits(
         max_num_seqs=rng.choice([1, 3, 8, 8]),
@@ -144,8 +154,7 @@ def check_scenario(model: Model, ops: Ops, seed: int) -> int:
         admission_age_limit=rng.choice([0, 2, 64]),
     )
     engine = make_engine(
-        model,
-        ops,
+        company,
         num_blocks=-(-most // block_size) + rng.choice([0, 0, 1, 2, 20]),
         block_size=block_size,
         prefix_caching=rng.random() < 0.8,
@@ -169,7 +178,7 @@ def check_scenario(model: Model, ops: Ops, seed: int) -> int:
         assert step < 3000, "the engine does not come to an end"
 
     for request in requests:
-        told, expected = answers[request.request_id], solo(model, ops, request)
+        told, expected = answers[request.request_id], solo(alone, request)
         if told.finish == (FinishReason.ABORT, None):
             count = len(told.tokens)
             expected = Answer(
@@ -183,19 +192,36 @@ def check_scenario(model: Model, ops: Ops, seed: int) -> int:
     return engine.scheduler.num_preemptions
 
 
-def cases() -> list[Implementation]:
-    """The reference, and the native kernels at their widest: all instruction sets give the same bits anyway."""
-    reference, widest, *_ = implementations()
-    return [reference, widest]
+@dataclass(frozen=True)
+class Case:
+    """An implementation and a form of the weights. Each request's solo run is on one thread."""
+
+    name: str
+    make: Callable[[int], Ops]
+    threads: int
+
+    def load(self, threads: int) -> Loaded:
+        ops = self.make(threads)
+        return Loaded(ops, random_model(ops))
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.threads}"
+
+
+CASES = [
+    Case("reference", lambda _: ReferenceOps(), 1),
+    *(
+        Case(f"{isa}-{form or 'bf16'}", partial(CpuOps, isa=isa, quantization=form), threads)
+        for isa in _native.levels()
+        for form in (None, "int8", "int4")
+        for threads in (1, 2, 5)
+    ),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("first", range(0, 2 * NUM_SCENARIOS, NUM_SCENARIOS))
-@pytest.mark.parametrize("implementation", cases(), ids=lambda each: each.name)
-def test_every_answer_equals_its_solo_run(implementation: Implementation, first: int, threads: int) -> None:
-    ops = implementation.make(threads)
-    model = random_model(ops)
-    begin = 2 * NUM_SCENARIOS * threads + first
-    preemptions = [check_scenario(model, ops, seed) for seed in range(begin, begin + NUM_SCENARIOS)]
-    assert sum(count > 0 for count in preemptions) >= NUM_SCENARIOS // 20, "the scenarios hardly ever preempt"
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_answer_equals_its_solo_run(case: Case, num_scenarios: int) -> None:
+    company, alone = case.load(case.threads), case.load(1)
+    preemptions = [check_scenario(company, alone, f"{case}-{number}") for number in range(num_scenarios)]
+    assert sum(count > 0 for count in preemptions) >= num_scenarios // 20, "the scenarios hardly ever preempt"

@@ -21,7 +21,10 @@ CONTEXT = 128
 
 
 def random_checkpoint(seed: int = 0, **changes: Any) -> Checkpoint:
-    """A checkpoint in memory with two layers, four query and two key-value heads: a llama, unless that is changed."""
+    """A checkpoint in memory with two layers, four query and two key-value heads: a llama, unless that is changed.
+
+    Matrices are bfloat16.
+    """
     config = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -43,5 +46,6 @@ def _random_tensor(name: str, shape: tuple[int, ...], rng: np.random.Generator) 
     scale = 1.0 if len(shape) == 1 or "embed" in name else 1.5 / math.sqrt(shape[1])
     values = (rng.standard_normal(shape) * scale).astype(np.float32)
     if len(shape) == 1:
-        values = 1.0 + 0.1 * values
-    return RawTensor(name, shape, Encoding.F32, values.astype(np.float32).reshape(-1).view(np.uint8))
+        return RawTensor(name, shape, Encoding.F32, (1.0 + np.float32(0.1) * values).view(np.uint8))
+    upper_halves = values.reshape(-1).view(np.uint16)[1::2].copy()
+    return RawTensor(name, shape, Encoding.BF16, upper_halves.view(np.uint8))
