@@ -18,6 +18,8 @@ from support.choosing import controls
 from support.raw_tensors import random_tensor
 
 LEVELS = _native.levels()
+BF16_DOT_LEVELS = [level for level in LEVELS if CpuOps(1, level).numerics != CpuOps(1, "portable").numerics]
+"""Those that say that they compute with bfloat16 weights in a way of their own."""
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def normal(rng: np.random.Generator, *shape: int) -> FloatArray:
 
 
 def assert_equal_on_all_levels(results: dict[str, Array]) -> None:
-    first = results[LEVELS[0]]
+    first = results["portable"]
     for level, result in results.items():
         assert np.array_equal(result.view(np.uint32), first.view(np.uint32)), level
 
@@ -46,9 +48,39 @@ def test_linear_layers_give_equal_bits_on_every_instruction_set(rng: np.random.G
     x[4] *= 1e25
     results = {}
     for level in LEVELS:
-        ops = CpuOps(2, level)
-        results[level] = ops.linear(x, ops.pack_linear([raw], [bias]))
+        if encoding is not Encoding.BF16 or level not in BF16_DOT_LEVELS:
+            ops = CpuOps(2, level)
+            results[level] = ops.linear(x, ops.pack_linear([raw], [bias]))
     assert_equal_on_all_levels(results)
+
+
+def test_only_the_dot_of_bfloat16_weights_has_bits_of_its_own() -> None:
+    assert set(BF16_DOT_LEVELS) <= {"avx512_bf16"}
+    assert len({CpuOps(1, level, "int8").numerics for level in LEVELS}) == 1
+
+
+@pytest.mark.parametrize("num_inputs", [1, 2, 15, 16, 17, 33, 64, 129, 576])
+@pytest.mark.parametrize("level", BF16_DOT_LEVELS)
+def test_the_bfloat16_dot_adds_each_pair_of_products_the_odd_one_first(
+    rng: np.random.Generator, level: str, num_inputs: int
+) -> None:
+    """So says the processor's manual. The numbers are such that float64 holds every sum before it is rounded."""
+    raw = random_tensor((40, num_inputs), Encoding.BF16, rng)
+    x = normal(rng, 37, num_inputs)
+    rounded, weights = (np.pad(a, ((0, 0), (0, num_inputs % 2))) for a in (to_bf16(x), to_float32(raw)))
+    acc = np.zeros((37, 40), np.float32)
+    for k in range(0, rounded.shape[1], 2):
+        for i in (k + 1, k):
+            product = rounded[:, i, None].astype(np.float64) * weights[:, i]
+            acc = (acc + product).astype(np.float32)
+    ops = CpuOps(2, level)
+    assert np.array_equal(ops.linear(x, ops.pack_linear([raw])), acc)
+
+
+def to_bf16(x: FloatArray) -> FloatArray:
+    """Rounded to nearest, ties to even."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
 def test_row_operations_give_equal_bits_on_every_instruction_set(rng: np.random.Generator) -> None:

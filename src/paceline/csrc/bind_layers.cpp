@@ -15,7 +15,8 @@ void linear(Cpu& cpu, const FloatRows& x, const PackedLinear& weight, const Floa
   require_shape("x", x, rows, weight.inputs);
   require_shape("out", out, rows, weight.outputs);
   const Turn turn(cpu);
-  cpu.machine.run(linear_work(rows, weight), linear_scratch(rows, weight), [&](const Team& team, uint8_t* scratch) {
+  const int64_t scratch_bytes = linear_scratch(rows, weight, cpu.machine.kernels);
+  cpu.machine.run(linear_work(rows, weight), scratch_bytes, [&](const Team& team, uint8_t* scratch) {
     paceline::linear(team, x.data(), rows, weight, out.data(), scratch);
   });
 }
@@ -137,7 +138,8 @@ void run_experts(Cpu& cpu, const FloatRows& x, const IntRows& ids, const FloatRo
   const Function function = parse_function(activation);
   const ExpertChoice choice{ids.data(), weights.data(), static_cast<int>(top_k)};
   const Turn turn(cpu);
-  cpu.machine.run(experts_work(rows, choice.top_k, experts.shared), experts_scratch(rows, choice.top_k, experts.shared),
+  const int64_t scratch_bytes = experts_scratch(rows, choice.top_k, experts.shared, cpu.machine.kernels);
+  cpu.machine.run(experts_work(rows, choice.top_k, experts.shared), scratch_bytes,
                   [&](const Team& team, uint8_t* scratch) {
                     paceline::run_experts(team, x.data(), rows, choice, experts.shared, function, out.data(), scratch);
                   });

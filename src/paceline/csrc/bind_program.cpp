@@ -41,7 +41,9 @@ class BoundProgram {
     const auto run = [&weight, x, out](const Team& team, const Run& run) {
       paceline::linear(team, run.at(x), run.rows(), weight, run.at(out), run.scratch());
     };
-    const auto scratch = [&weight](int64_t rows, int) { return linear_scratch(rows, weight); };
+    const auto scratch = [&weight, &kernels = cpu_.machine.kernels](int64_t rows, int) {
+      return linear_scratch(rows, weight, kernels);
+    };
     program_.add({run, Division::other, {x}, {out}, linear_work(1, weight), scratch});
     return out;
   }
@@ -179,7 +181,9 @@ class BoundProgram {
       paceline::run_experts(team, run.at(x), run.rows(), {run.ids_at(ids), run.at(weights), top_k}, experts, function,
                             run.at(out), run.scratch());
     };
-    const auto scratch = [top_k, &experts](int64_t rows, int) { return experts_scratch(rows, top_k, experts); };
+    const auto scratch = [top_k, &experts, &kernels = cpu_.machine.kernels](int64_t rows, int) {
+      return experts_scratch(rows, top_k, experts, kernels);
+    };
     program_.add({run, Division::other, {x, ids, weights}, {out}, experts_work(1, top_k, experts), scratch});
     return out;
   }

@@ -24,14 +24,14 @@ struct Workspace {
   uint8_t* linear;
   int64_t bytes = 0;
 
-  Workspace(uint8_t* memory, int64_t pairs, const Experts& experts) {
+  Workspace(uint8_t* memory, int64_t pairs, const Experts& experts, const Kernels& kernels) {
     const auto take = [&](auto*& array, int64_t count) {
       array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(memory + bytes);
       bytes += align(count * static_cast<int64_t>(sizeof *array));
     };
     int64_t most = 0;
     for (const PackedLinear* weight : experts.all()) {
-      most = std::max(most, linear_scratch(pairs, experts.count(), *weight));
+      most = std::max(most, linear_scratch(pairs, experts.count(), *weight, kernels));
     }
     take(places, pairs);
     take(rows, pairs * experts.width);
@@ -59,11 +59,11 @@ class Layer {
   void run() const {
     int64_t cells = 0, cost = 0;
     for_each([&](const LinearCall& call, const PackedLinear& weight, int64_t rows) {
-      cells += call.quantize_cells();
+      cells += call.prepare_cells();
       for (const Section& section : weight.sections) cost += call.bands() * section.panels * cost_of(call, rows);
     });
     if (cells > 0) {
-      quantize(team_.share(cells));
+      prepare(team_.share(cells));
       team_.barrier();
     }
     multiply(team_.share(cost));
@@ -82,15 +82,15 @@ class Layer {
       const PackedLinear& weight = *weights_[e];
       f(LinearCall(team_.kernels, x_ + first * weight.inputs, rows, weight, out_ + first * weight.outputs, scratch),
         weight, rows);
-      scratch += linear_scratch(rows, weight);
+      scratch += linear_scratch(rows, weight, team_.kernels);
     }
   }
 
-  void quantize(Share mine) const {
+  void prepare(Share mine) const {
     int64_t before = 0;
     for_each([&](const LinearCall& call, const PackedLinear&, int64_t) {
-      const int64_t cells = call.quantize_cells();
-      call.quantize(part_of(mine, before, cells));
+      const int64_t cells = call.prepare_cells();
+      call.prepare(part_of(mine, before, cells));
       before += cells;
     });
   }
@@ -171,13 +171,13 @@ void run_together(const Team& team, const float* x, int64_t tokens, const Expert
 
 }  // namespace
 
-int64_t experts_scratch(int64_t rows, int top_k, const Experts& experts) {
-  return Workspace(nullptr, std::min(rows, kMostTokens) * top_k, experts).bytes;
+int64_t experts_scratch(int64_t rows, int top_k, const Experts& experts, const Kernels& kernels) {
+  return Workspace(nullptr, std::min(rows, kMostTokens) * top_k, experts, kernels).bytes;
 }
 
 void run_experts(const Team& team, const float* x, int64_t rows, const ExpertChoice& choice, const Experts& experts,
                  Function function, float* out, uint8_t* scratch) {
-  const Workspace space(scratch, std::min(rows, kMostTokens) * choice.top_k, experts);
+  const Workspace space(scratch, std::min(rows, kMostTokens) * choice.top_k, experts, team.kernels);
   for (int64_t first = 0; first < rows; first += kMostTokens) {
     if (first > 0) team.barrier();
     const int64_t tokens = std::min(kMostTokens, rows - first), pair = first * choice.top_k, at = first * experts.width;

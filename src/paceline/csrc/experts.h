@@ -30,7 +30,7 @@ struct ExpertChoice {
 // [rows, width] -> [rows, width]. The rows of an expert go through its layers together.
 void run_experts(const Team& team, const float* x, int64_t rows, const ExpertChoice& choice, const Experts& experts,
                  Function function, float* out, uint8_t* scratch);
-int64_t experts_scratch(int64_t rows, int top_k, const Experts& experts);
+int64_t experts_scratch(int64_t rows, int top_k, const Experts& experts, const Kernels& kernels);
 
 inline int64_t experts_work(int64_t rows, int top_k, const Experts& experts) {
   return rows * top_k * 3 * experts.width * static_cast<int64_t>(experts.hidden) / 8;

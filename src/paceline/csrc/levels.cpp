@@ -17,6 +17,9 @@ extern const Kernels table;
 namespace avx512_vnni {
 extern const Kernels table;
 }
+namespace avx512_bf16 {
+extern const Kernels table;
+}
 #endif
 
 std::vector<const Kernels*> runnable_levels() {
@@ -26,7 +29,10 @@ std::vector<const Kernels*> runnable_levels() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq")) {
-      if (__builtin_cpu_supports("avx512vnni")) levels.push_back(&avx512_vnni::table);
+      if (__builtin_cpu_supports("avx512vnni")) {
+        if (__builtin_cpu_supports("avx512bf16")) levels.push_back(&avx512_bf16::table);
+        levels.push_back(&avx512_vnni::table);
+      }
       levels.push_back(&avx512::table);
     }
     levels.push_back(&avx2::table);

@@ -27,6 +27,19 @@ bool any_quantized(const PackedLinear& weight) {
   return std::any_of(weight.sections.begin(), weight.sections.end(), is_quantized);
 }
 
+// Whether there are bfloat16 weights, and a dot that wants the activations in bfloat16, too.
+bool any_rounded(const PackedLinear& weight, const Kernels& kernels) {
+  const auto is_bf16 = [](const Section& section) { return section.form == Form::bf16; };
+  return kernels.linear_bf16 && std::any_of(weight.sections.begin(), weight.sections.end(), is_bf16);
+}
+
+int64_t rounded_width(const PackedLinear& weight) { return (weight.inputs + 1) / 2 * 2; }
+
+int64_t rounded_bytes(int64_t rows, const PackedLinear& weight, const Kernels& kernels) {
+  if (!any_rounded(weight, kernels)) return 0;
+  return align(rows * rounded_width(weight) * static_cast<int64_t>(sizeof(uint16_t)));
+}
+
 int groups_of(const PackedLinear& weight) { return (weight.inputs + kGroup - 1) / kGroup; }
 
 // Lays the arrays of a block of quantised activations one after the other and returns the bytes they take.
@@ -64,19 +77,24 @@ int64_t bytes_of_block(int groups) {
   return lay_out(nullptr, 0, groups, a) + 16 * kAlignment;
 }
 
-}  // namespace
-
-int64_t linear_scratch(int64_t rows, const PackedLinear& weight) {
+int64_t quantized_bytes(int64_t rows, const PackedLinear& weight) {
   if (!any_quantized(weight)) return 0;
   const int groups = groups_of(weight);
   return align(rows * bytes_of_row(groups)) + Blocks(rows, kBlockRows).count * bytes_of_block(groups);
 }
 
-int64_t linear_scratch(int64_t rows, int64_t parts, const PackedLinear& weight) {
-  if (!any_quantized(weight)) return 0;
+}  // namespace
+
+int64_t linear_scratch(int64_t rows, const PackedLinear& weight, const Kernels& kernels) {
+  return quantized_bytes(rows, weight) + rounded_bytes(rows, weight, kernels);
+}
+
+int64_t linear_scratch(int64_t rows, int64_t parts, const PackedLinear& weight, const Kernels& kernels) {
+  const int64_t rounded = any_rounded(weight, kernels) ? rounded_bytes(rows, weight, kernels) + parts * kAlignment : 0;
+  if (!any_quantized(weight)) return rounded;
   const int groups = groups_of(weight);
   const int64_t blocks = std::min(rows, parts + rows / kBlockRows);
-  return rows * bytes_of_row(groups) + parts * kAlignment + blocks * bytes_of_block(groups);
+  return rounded + rows * bytes_of_row(groups) + parts * kAlignment + blocks * bytes_of_block(groups);
 }
 
 LinearCall::LinearCall(const Kernels& kernels, const float* x, int64_t rows, const PackedLinear& weight, float* out,
@@ -114,6 +132,22 @@ void LinearCall::quantize(Share cells) const {
   }
 }
 
+uint16_t* LinearCall::rounded(int64_t row) const {
+  uint16_t* rows = reinterpret_cast<uint16_t*>(scratch_ + quantized_bytes(rows_, weight_));
+  return rows + row * rounded_width(weight_);
+}
+
+int64_t LinearCall::prepare_cells() const { return quantize_cells() + (any_rounded(weight_, kernels_) ? rows_ : 0); }
+
+void LinearCall::prepare(Share cells) const {
+  // First the cells to quantise, then the rows to round.
+  const int64_t border = quantize_cells();
+  quantize({std::min(cells.first, border), std::min(cells.last, border)});
+  for (int64_t row = std::max(cells.first, border) - border; row < cells.last - border; ++row) {
+    kernels_.round_row(x_ + row * weight_.inputs, weight_.inputs, rounded(row));
+  }
+}
+
 int64_t LinearCall::bands() const { return Blocks(rows_, kBlockRows).bands; }
 
 void LinearCall::multiply(const Section& section, int64_t column, Share cells) const {
@@ -138,6 +172,8 @@ void LinearCall::multiply(const Section& section, int64_t column, Share cells) c
         kernels_.linear_int4(block(b, blocks.start(b), blocks.size(b)), range);
       } else if (section.form == Form::int8) {
         kernels_.linear_int8(block(b, blocks.start(b), blocks.size(b)), range);
+      } else if (section.form == Form::bf16 && kernels_.linear_bf16) {
+        kernels_.linear_bf16(rounded(blocks.start(b)), rounded_width(weight_), blocks.size(b), weight_.inputs, range);
       } else {
         const DenseType type = section.form == Form::f32   ? DenseType::f32
                                : section.form == Form::f16 ? DenseType::f16
@@ -153,8 +189,8 @@ void LinearCall::multiply(const Section& section, int64_t column, Share cells) c
 void linear(const Team& team, const float* x, int64_t rows, const PackedLinear& weight, float* out, uint8_t* scratch) {
   if (rows == 0) return;
   const LinearCall call(team.kernels, x, rows, weight, out, scratch);
-  if (const int64_t cells = call.quantize_cells()) {
-    call.quantize(team.share(cells));
+  if (const int64_t cells = call.prepare_cells()) {
+    call.prepare(team.share(cells));
     team.barrier();
   }
   int64_t column = 0;

@@ -9,30 +9,35 @@ namespace paceline {
 
 // [rows, inputs] -> [rows, outputs], outputs shared.
 void linear(const Team& team, const float* x, int64_t rows, const PackedLinear& weight, float* out, uint8_t* scratch);
-int64_t linear_scratch(int64_t rows, const PackedLinear& weight);
+int64_t linear_scratch(int64_t rows, const PackedLinear& weight, const Kernels& kernels);
 
 // No less than what calls take together that share so many rows among so many of them, each call's a multiple of
 // kAlignment.
-int64_t linear_scratch(int64_t rows, int64_t parts, const PackedLinear& weight);
+int64_t linear_scratch(int64_t rows, int64_t parts, const PackedLinear& weight, const Kernels& kernels);
 
 // A linear layer in pieces, for operations that divide several of them among the threads. Of each kind the cells from 0
-// on may be done by anyone and in any order; all are quantised before any are multiplied.
+// on may be done by anyone and in any order; all are prepared before any are multiplied.
 class LinearCall {
  public:
-  // At least one row; linear_scratch(rows, weight) bytes of aligned scratch.
+  // At least one row; linear_scratch(rows, weight, kernels) bytes of aligned scratch.
   LinearCall(const Kernels& kernels, const float* x, int64_t rows, const PackedLinear& weight, float* out,
              uint8_t* scratch);
 
-  int64_t quantize_cells() const;  // 0: there is nothing to quantise
-  void quantize(Share cells) const;
+  // Brings the activations into the form that the weights are multiplied with.
+  int64_t prepare_cells() const;  // 0: they are in it
+  void prepare(Share cells) const;
 
   // Rows come in bands; a cell is one of them and a panel of the section, whose first output is `column`.
   int64_t bands() const;
   void multiply(const Section& section, int64_t column, Share cells) const;
 
  private:
+  int64_t quantize_cells() const;
+  void quantize(Share cells) const;
   // The quantised activations of a block of rows.
   Activations block(int64_t index, int64_t first_row, int rows) const;
+  // A row rounded to bfloat16.
+  uint16_t* rounded(int64_t row) const;
 
   const Kernels& kernels_;
   const float* x_;

@@ -54,8 +54,9 @@ class CpuOps:
 
     @property
     def numerics(self) -> str:
-        # The instruction set is not named: all of them give the same bits (docs/numerics.md).
-        return f"cpu-kv-bf16{'-' if self._quantization else ''}{self._quantization}/{NUMERICS_VERSION}"
+        """The instruction set is named where it may matter: only the dot of bfloat16 weights has bits of its own."""
+        dense = self._quantization or ("bf16-dot" if self._cpu.has_bf16_dot else "")
+        return f"cpu-kv-bf16{'-' if dense else ''}{dense}/{NUMERICS_VERSION}"
 
     # ---- weights
 

@@ -9,6 +9,8 @@ void quantize_rows(const float* x, int64_t stride, int inputs, const Activations
 void linear_int8(const Activations& a, const PanelRange& range);
 void linear_int4(const Activations& a, const PanelRange& range);
 void linear_dense(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range);
+void round_row(const float* x, int inputs, uint16_t* out);
+void linear_bf16(const uint16_t* x, int64_t stride, int rows, int inputs, const PanelRange& range);
 bool quantize_weights_int8(const float* x, Int8Group& group);
 bool quantize_weights_int4(const float* x, Int4Group& group);
 void rms_norm(const float* x, const float* weight, float eps, int rows, int width, float* out);

@@ -1,14 +1,15 @@
 // Linear layers with weights kept in the file's own precision: float32, float16, bfloat16.
 //
-// The product of products.h; the bias is added last.
+// The product of products.h; the bias is added last. Activations are floats, or, for bfloat16 weights where the
+// processor has a dot for them, rounded to bfloat16.
 #include "level_kernels.h"
 #include "products.h"
 
 namespace paceline::PACELINE_LEVEL {
 namespace {
 
-template <class Format, int R, int P>
-inline void multiply(const float* x, int64_t stride, int inputs, const PanelRange& range, int first_panel) {
+template <class Format, int R, int P, class Input>
+inline void multiply(const Input* x, int64_t stride, int inputs, const PanelRange& range, int first_panel) {
   const typename Format::Number* w[P];
   for (int p = 0; p < P; ++p) {
     w[p] = reinterpret_cast<const typename Format::Number*>(static_cast<const char*>(range.weights) +
@@ -29,16 +30,16 @@ inline void multiply(const float* x, int64_t stride, int inputs, const PanelRang
   }
 }
 
-template <class Format, int R>
-void multiply_rows(const float* x, int64_t stride, int inputs, const PanelRange& range) {
+template <class Format, int R, class Input>
+void multiply_rows(const Input* x, int64_t stride, int inputs, const PanelRange& range) {
   constexpr int P = panels_at_once(R);
   int panel = 0;
   for (; panel + P <= range.panels; panel += P) multiply<Format, R, P>(x, stride, inputs, range, panel);
   for (; panel < range.panels; ++panel) multiply<Format, R, 1>(x, stride, inputs, range, panel);
 }
 
-template <class Format, int R>
-void choose_rows(const float* x, int64_t stride, int rows, int inputs, const PanelRange& range) {
+template <class Format, int R, class Input>
+void choose_rows(const Input* x, int64_t stride, int rows, int inputs, const PanelRange& range) {
   if (rows == R) {
     multiply_rows<Format, R>(x, stride, inputs, range);
   } else if constexpr (R > 1) {
@@ -58,5 +59,23 @@ void linear_dense(DenseType type, const float* x, int64_t stride, int rows, int 
       return choose_rows<BFloat16, kDenseRows>(x, stride, rows, inputs, range);
   }
 }
+
+#if defined(__AVX512BF16__)
+
+void round_row(const float* x, int inputs, uint16_t* out) {
+  int i = 0;
+  for (; i + kLanes <= inputs; i += kLanes) store_bf16(out + i, load(x + i));
+  if (i < inputs) {
+    uint16_t last[kLanes];
+    store_bf16(last, load_first(x + i, inputs - i));
+    for (int j = i; j < (inputs + 1) / 2 * 2; ++j) out[j] = last[j - i];
+  }
+}
+
+void linear_bf16(const uint16_t* x, int64_t stride, int rows, int inputs, const PanelRange& range) {
+  choose_rows<BFloat16, kDenseRows>(x, stride, rows, inputs, range);
+}
+
+#endif
 
 }  // namespace paceline::PACELINE_LEVEL

@@ -73,4 +73,27 @@ inline void add_products(const typename Format::Number* const (&panels)[P], cons
   }
 }
 
+#if defined(__AVX512BF16__)
+// The same of bfloat16 panels and rows, padded to whole pairs: for pairs ascending, acc = fma(panel[k], x[k], acc) of
+// the odd k, then of the even one, subnormal numbers being zero.
+template <class Format, bool kStream, int R, int P>
+inline void add_products(const uint16_t* const (&panels)[P], const uint16_t* x, int64_t stride, int count,
+                         F32x16 (&acc)[R][P]) {
+  for (int k = 0; k < count; k += 2) {
+    Bf16Pairs pairs[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      if constexpr (kStream) prefetch<2 * kPanel * sizeof(uint16_t)>(panels[p] + k * kPanel);
+      pairs[p] = load_pairs(panels[p] + k * kPanel);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Bf16Pairs both = broadcast_pair(x + r * stride + k);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) acc[r][p] = add_dots(acc[r][p], pairs[p], both);
+    }
+  }
+}
+#endif
+
 }  // namespace paceline::PACELINE_LEVEL

@@ -1,4 +1,5 @@
-// Sixteen lanes as one 512-bit register. VNNI, where compiled in, only changes how the integer dots are formed.
+// Sixteen lanes as one 512-bit register. VNNI, where compiled in, only changes how the integer dots are formed; BF16
+// adds a dot of bfloat16 pairs.
 #pragma once
 #include <immintrin.h>
 
@@ -71,6 +72,22 @@ inline void load_bf16_pairs(const uint16_t* p, F32x16& low, F32x16& high) {
   high = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 inline void store_i32(int32_t* p, I32x16 a) { _mm512_storeu_si512(p, a); }
+
+#if defined(__AVX512BF16__)
+using Bf16Pairs = __m512bh;
+inline Bf16Pairs load_pairs(const uint16_t* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
+inline Bf16Pairs broadcast_pair(const uint16_t* p) {
+  int32_t two;
+  __builtin_memcpy(&two, p, 4);
+  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(two));
+}
+// To sum: the product of the pairs' second numbers, then that of their first ones, each by fma.
+inline F32x16 add_dots(F32x16 sum, Bf16Pairs a, Bf16Pairs b) { return _mm512_dpbf16_ps(sum, a, b); }
+// To nearest, ties to even.
+inline void store_bf16(uint16_t* p, F32x16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a)));
+}
+#endif
 
 // ---- integer dots of a group: 16 outputs in the 32-bit lanes, 4 inputs in the bytes of a lane
 

@@ -15,6 +15,13 @@ const Kernels table = {
     linear_int8,
     linear_int4,
     linear_dense,
+#if defined(__AVX512BF16__)
+    round_row,
+    linear_bf16,
+#else
+    nullptr,
+    nullptr,
+#endif
     quantize_weights_int8,
     quantize_weights_int4,
     rms_norm,
