@@ -11,6 +11,9 @@ extern const Kernels table;
 namespace avx2 {
 extern const Kernels table;
 }
+namespace avx_vnni {
+extern const Kernels table;
+}
 namespace avx512 {
 extern const Kernels table;
 }
@@ -35,6 +38,7 @@ std::vector<const Kernels*> runnable_levels() {
       }
       levels.push_back(&avx512::table);
     }
+    if (__builtin_cpu_supports("avxvnni")) levels.push_back(&avx_vnni::table);
     levels.push_back(&avx2::table);
   }
 #endif

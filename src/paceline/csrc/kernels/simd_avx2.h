@@ -1,4 +1,4 @@
-// Sixteen lanes as two 256-bit registers.
+// Sixteen lanes as two 256-bit registers. VNNI, where compiled in, only changes how dots of int4 weights are formed.
 #pragma once
 #include <immintrin.h>
 
@@ -142,10 +142,23 @@ struct NibbleWeights {
   void load(const uint8_t (&group)[4][16][4]) { packed = reinterpret_cast<const __m256i*>(group); }
 };
 
-// A product of nibble and int8 is at most 15 * 127; the 16 that meet in one 16-bit lane over a group stay below 2^15.
+// Sums of products of nibbles and int8, and what they are in 32-bit lanes at the end of a group.
+#if defined(__AVXVNNI__)
+inline __m256i add_nibble_products(__m256i sum, __m256i nibbles, __m256i four) {
+  return _mm256_dpbusd_avx_epi32(sum, nibbles, four);
+}
+inline __m256i widened(__m256i sum) { return sum; }
+#else
+// A product is at most 15 * 127; the 16 that meet in one 16-bit lane over a group stay below 2^15.
+inline __m256i add_nibble_products(__m256i sum, __m256i nibbles, __m256i four) {
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(nibbles, four));
+}
+inline __m256i widened(__m256i sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+#endif
+
 template <int R, int P>
 inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&dot)[R][P]) {
-  const __m256i mask = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
+  const __m256i mask = _mm256_set1_epi8(15);
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {
     __m256i sum[R][2];
@@ -164,14 +177,14 @@ inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&d
           const __m256i four = broadcast_word(x + r * 32 + 4 * (s + 4 * high));
 #pragma GCC unroll 2
           for (int half = 0; half < 2; ++half) {
-            const __m256i products = _mm256_maddubs_epi16(quants[half], four);
-            sum[r][half] = s == 0 && !high ? products : _mm256_add_epi16(sum[r][half], products);
+            const __m256i before = s == 0 && !high ? _mm256_setzero_si256() : sum[r][half];
+            sum[r][half] = add_nibble_products(before, quants[half], four);
           }
         }
       }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) dot[r][p] = {_mm256_madd_epi16(sum[r][0], one), _mm256_madd_epi16(sum[r][1], one)};
+    for (int r = 0; r < R; ++r) dot[r][p] = {widened(sum[r][0]), widened(sum[r][1])};
   }
 }
 
