@@ -39,8 +39,8 @@ struct BFloat16 {
 // How many panels R rows go through at once: as many sums as there is room for, whose chains hide each other's latency.
 constexpr int panels_at_once(int rows) { return kSums / rows >= 4 ? 4 : kSums / rows >= 2 ? 2 : 1; }
 
-// acc[r][p] over k = 0 .. count - 1; row r reads x[r * stride + k]. Panels that are one stream from memory are asked
-// for ahead of their use.
+// acc[r][p] over k = 0 .. count - 1; row r reads x[r * stride + k]. What comes after the
+// panels is asked for: the next panels, the values of these keys, or the next head's keys.
 template <class Format, int R, int P>
 inline void add_products(const typename Format::Number* const (&panels)[P], const float* x, int64_t stride, int count,
                          F32x16 (&acc)[R][P]) {
@@ -76,14 +76,14 @@ inline void add_products(const typename Format::Number* const (&panels)[P], cons
 #if defined(__AVX512BF16__)
 // The same of bfloat16 panels and rows, padded to whole pairs: for pairs ascending, acc = fma(panel[k], x[k], acc) of
 // the odd k, then of the even one, subnormal numbers being zero.
-template <class Format, bool kStream, int R, int P>
+template <class Format, int R, int P>
 inline void add_products(const uint16_t* const (&panels)[P], const uint16_t* x, int64_t stride, int count,
                          F32x16 (&acc)[R][P]) {
   for (int k = 0; k < count; k += 2) {
     Bf16Pairs pairs[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      if constexpr (kStream) prefetch<2 * kPanel * sizeof(uint16_t)>(panels[p] + k * kPanel);
+      prefetch<2 * kPanel * sizeof(uint16_t)>(panels[p] + k * kPanel);
       pairs[p] = load_pairs(panels[p] + k * kPanel);
     }
 #pragma GCC unroll 16
