@@ -40,7 +40,7 @@ class EngineConfig:
         chat_template: Jinja file that replaces the model's own template.
         ops: which implementation of the operations runs the model: "auto" or one of ``paceline.ops``.
         quantization: "int8" or "int4" packs matrices that are stored in 32 or 16 bits in that form, in groups of 32
-            weights; None keeps each matrix as it is stored.
+            weights (the output head never below int8); None keeps each matrix as it is stored.
         max_model_len: tokens of prompt and output together; None takes the model's own limit, lowered if memory asks.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens computed in one step, at most.

@@ -339,6 +339,15 @@ def test_quantization_gives_equal_bits_on_every_instruction_set(rng: np.random.G
     assert_equal_on_all_levels(results)
 
 
+def test_sensitive_matrices_keep_eight_bits(rng: np.random.Generator) -> None:
+    dense, grouped = random_tensor((20, 64), Encoding.F16, rng), random_tensor((20, 64), Encoding.Q4_1, rng)
+    forms = {None: "f16", "int8": "int8-g32", "int4": "int8-g32"}
+    for quantization, form in forms.items():
+        ops = CpuOps(1, quantization=quantization)
+        assert ops.pack_linear([dense], sensitive=True).form == form
+        assert ops.pack_linear([grouped], sensitive=True).form == "int4-g32"
+
+
 def test_rows_of_different_encodings_share_a_panel(rng: np.random.Generator) -> None:
     raws = [random_tensor((7, 256), e, rng) for e in (Encoding.BF16, Encoding.Q4_1, Encoding.F32, Encoding.Q4_K)]
     ops = CpuOps(1, quantization="int4")

@@ -24,6 +24,8 @@ def test_quantization_changes_the_form_of_dense_matrices_and_the_numerics(quanti
     assert quantization not in plain.numerics
     assert [plain.linear_form(e) for e in (Encoding.BF16, Encoding.Q8_0)] == ["bf16", "int8-g32"]
     assert [quantised.linear_form(e) for e in (Encoding.BF16, Encoding.Q8_0)] == [f"{quantization}-g32", "int8-g32"]
+    assert plain.linear_form(Encoding.BF16, sensitive=True) == "bf16"
+    assert quantised.linear_form(Encoding.BF16, sensitive=True) == "int8-g32"
 
 
 def test_an_unknown_quantization_is_refused_with_those_that_exist() -> None:

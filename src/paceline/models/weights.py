@@ -30,7 +30,7 @@ def load_model(checkpoint: Checkpoint, ops: Ops, *, max_positions: int) -> Decod
     _check_tensors(checkpoint, spec, names)
     packer = _Packer(spec, names, checkpoint.tensors, ops)
     # The largest matrix first, while there is little else in memory: it stands there twice for a moment.
-    head = packer.linear(["embedding" if spec.tied_head else "head"])
+    head = packer.linear(["embedding" if spec.tied_head else "head"], sensitive=True)
     ropes = {rope: build_rope_table(rope, max_positions) for rope in {layer.rope for layer in spec.layers}}
     return Decoder(
         spec=spec,
@@ -40,6 +40,11 @@ def load_model(checkpoint: Checkpoint, ops: Ops, *, max_positions: int) -> Decod
         final_norm=packer.norm("final_norm"),
         head=head,
     )
+
+
+def head_tensor(checkpoint: Checkpoint, spec: ModelSpec) -> str:
+    """The name of the output head's matrix in the file."""
+    return _file_name(tensor_names(checkpoint), "embedding.weight" if spec.tied_head else "head.weight")
 
 
 def has_dense_matrices(checkpoint: Checkpoint) -> bool:
@@ -143,10 +148,11 @@ class _Packer:
     def norm(self, stem: str, layer: int = 0) -> FloatArray:
         return self._ops.vector(self.raw(f"{stem}.weight", layer), self._spec.norm_offset)
 
-    def linear(self, stems: list[str], layer: int = 0, *, bias: bool = False) -> Linear:
+    def linear(self, stems: list[str], layer: int = 0, *, bias: bool = False, sensitive: bool = False) -> Linear:
         """The stems' matrices stacked, and their biases."""
         weights = [self.raw(f"{stem}.weight", layer) for stem in stems]
-        packed = self._ops.pack_linear(weights, [self.raw(f"{stem}.bias", layer) for stem in stems] if bias else [])
+        biases = [self.raw(f"{stem}.bias", layer) for stem in stems] if bias else []
+        packed = self._ops.pack_linear(weights, biases, sensitive=sensitive)
         for weight in weights:
             drop_pages(weight.data)
         return packed

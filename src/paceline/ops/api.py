@@ -149,11 +149,16 @@ class StorageOps(Protocol):
 
     # ---- weights: once, at load
 
-    def linear_form(self, encoding: Encoding) -> str:
+    def linear_form(self, encoding: Encoding, *, sensitive: bool = False) -> str:
         """The ``form`` in which :meth:`pack_linear` keeps a matrix that is stored like this."""
 
-    def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> Linear:
-        """Pack matrices [N_i, K], stacked along N, and as many biases [N_i] or none. Raises ValueError if K differs."""
+    def pack_linear(
+        self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = (), *, sensitive: bool = False
+    ) -> Linear:
+        """Pack matrices [N_i, K], stacked along N, and as many biases [N_i] or none. Raises ValueError if K differs.
+
+        Where the implementation quantises dense matrices, ``sensitive`` ones keep at least 8 bits.
+        """
 
     def pack_experts(self, gate_up: Sequence[Sequence[RawTensor]], down: Sequence[RawTensor]) -> Experts:
         """Pack for each expert the matrices that stack to its gate and up, [2 I, H], and its down matrix [H, I].

@@ -35,7 +35,7 @@ class CpuOps:
     Args:
         num_threads: threads that share each operation; the results do not depend on it.
         isa: the instruction set, one of ``paceline._native.levels()``; None takes the widest that this machine runs.
-        quantization: "int8" or "int4" packs dense matrices in that form; None keeps them as they are stored.
+        quantization: "int8" or "int4" packs dense matrices in that form (sensitive ones in int8); None keeps them.
 
     Raises ValueError for a value that is none of these.
     """
@@ -60,10 +60,12 @@ class CpuOps:
 
     # ---- weights
 
-    def linear_form(self, encoding: Encoding) -> str:
-        return _native.linear_form(encoding.label, self._quantization)
+    def linear_form(self, encoding: Encoding, *, sensitive: bool = False) -> str:
+        return _native.linear_form(encoding.label, self._target(sensitive))
 
-    def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> _native.Linear:
+    def pack_linear(
+        self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = (), *, sensitive: bool = False
+    ) -> _native.Linear:
         """Dense matrices keep their precision unless ``quantization`` is set; ``docs/kernels.md`` has the others."""
         widths = {part.shape[-1] for part in parts}
         if len(widths) != 1:
@@ -72,7 +74,7 @@ class CpuOps:
         biases = [self.vector(part) for part in bias]
         stacked = np.concatenate(biases) if biases else np.empty(0, np.float32)
         try:
-            return self._cpu.pack_linear(rows, widths.pop(), stacked, self._quantization)
+            return self._cpu.pack_linear(rows, widths.pop(), stacked, self._target(sensitive))
         except ValueError as error:
             raise ValueError(f"{', '.join(part.name for part in parts)}: {error}") from error
 
@@ -81,6 +83,10 @@ class CpuOps:
         return _native.Experts(
             [self.pack_linear(parts) for parts in gate_up], [self.pack_linear([part]) for part in down]
         )
+
+    def _target(self, sensitive: bool) -> str:
+        """What dense matrices are to become."""
+        return "int8" if sensitive and self._quantization else self._quantization
 
     def pack_embedding(self, table: RawTensor) -> _native.Embedding:
         return _native.Embedding(table.encoding.label, table.shape[0], table.shape[1], table.data)

@@ -146,10 +146,16 @@ class ReferenceOps:
 
     # ---- weights
 
-    def linear_form(self, encoding: Encoding) -> str:  # noqa: ARG002
+    def linear_form(self, encoding: Encoding, *, sensitive: bool = False) -> str:  # noqa: ARG002
         return "f32"
 
-    def pack_linear(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> ReferenceLinear:
+    def pack_linear(
+        self,
+        parts: Sequence[RawTensor],
+        bias: Sequence[RawTensor] = (),
+        *,
+        sensitive: bool = False,  # noqa: ARG002
+    ) -> ReferenceLinear:
         widths = {part.shape[-1] for part in parts}
         if len(widths) != 1:
             raise ValueError(f"matrices with {sorted(widths)} inputs cannot be stacked")

@@ -14,6 +14,7 @@ from paceline.config import DEFAULT_BLOCK_SIZE, read_environment
 from paceline.errors import CheckpointError
 from paceline.models.registry import read_spec
 from paceline.models.spec import ModelSpec
+from paceline.models.weights import head_tensor
 from paceline.ops.api import Ops
 from paceline.ops.select import make_ops
 from paceline.runner.memory import gib
@@ -55,6 +56,8 @@ def _model_rows(checkpoint: Checkpoint, spec: ModelSpec, ops: Ops) -> list[tuple
     block = ops.kv_block_bytes(spec.kv_layout, DEFAULT_BLOCK_SIZE)
     per_token = block / DEFAULT_BLOCK_SIZE
     context = spec.max_position_embeddings
+    head = checkpoint.tensors[head_tensor(checkpoint, spec)]
+    head_form = ops.linear_form(head.encoding, sensitive=True)
     return [
         ("path", str(checkpoint.path)),
         ("format", checkpoint.format.value),
@@ -64,7 +67,7 @@ def _model_rows(checkpoint: Checkpoint, spec: ModelSpec, ops: Ops) -> list[tuple
         ("hidden, feed-forward", f"{spec.hidden_size}, {spec.intermediate_size}"),
         ("heads", f"{spec.num_heads} query, {spec.num_kv_heads} key-value, of {spec.head_dim}"),
         ("vocabulary", f"{spec.vocab_size}"),
-        ("output head", "tied to the embedding" if spec.tied_head else "its own"),
+        ("output head", f"{'tied to the embedding' if spec.tied_head else 'its own'}, runs as {head_form}"),
         ("context", f"{context} tokens"),
         ("weights in the file", gib(sum(tensor.data.nbytes for tensor in checkpoint.tensors.values()))),
         ("keys and values", f"{gib(per_token * 1024)} for 1,024 tokens, {gib(per_token * context)} for a full context"),
