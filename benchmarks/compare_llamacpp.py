@@ -13,12 +13,9 @@ that they need, and its own defaults otherwise. Run nothing beside it.
 from __future__ import annotations
 
 import argparse
-import json
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from convert import TYPES, convert
 from engines import InChild, LlamaCpp, Paceline
@@ -41,21 +38,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--slots", type=int, default=64, help="at most so many requests at once in llama.cpp")
     parser.add_argument("--quantization", help="of Paceline, for a file with dense matrices")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     environment = read_environment()
     model = resolve_model(args.model, cache=environment.cache, offline=environment.offline)
     peers = {kind: model if kind == "as-is" else convert(model, kind) for kind in args.peer_types}
     print(f"{machine()}\n{model.name}, {args.threads} threads, {args.repeats} rounds: median (smallest .. largest)\n")
     rows: list[list[str]] = []
-    report: dict[str, Any] = {}
     for test in args.tests:
         figures, memory = compare(test, str(model), peers, args)
-        report[test] = {name: [asdict(figure) for figure in each] for name, each in figures.items()}
         rows += table_rows(test, figures, memory)
     print_table(["test", "engine", "tokens/s", "Paceline is faster", "first token, s", "peak memory"], rows)
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1))
 
 
 def compare(

@@ -10,7 +10,9 @@ weights.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -38,21 +40,29 @@ def convert(source: Path, type_name: str) -> Path:
     unfinished = target.with_suffix(".unfinished")
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(unfinished, str(reader.fields["general.architecture"].contents()))
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            is_array = field.types[0] is gguf.GGUFValueType.ARRAY
-            writer.add_key_value(
-                field.name, field.contents(), field.types[0], sub_type=field.types[-1] if is_array else None
-            )
+    copy_fields(reader, writer, {})
     for tensor in reader.tensors:
         numbers = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         kind = type_of(tensor.name, numbers, type_name)
         writer.add_tensor(tensor.name, gguf.quantize(numbers, kind), raw_dtype=kind)
+    finish(writer)
+    return unfinished.rename(target)
+
+
+def copy_fields(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, changes: Mapping[str, Any]) -> None:
+    """Everything that the file says of the model, with some values changed."""
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            is_array = field.types[0] is gguf.GGUFValueType.ARRAY
+            value = changes.get(field.name, field.contents())
+            writer.add_key_value(field.name, value, field.types[0], sub_type=field.types[-1] if is_array else None)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return unfinished.rename(target)
 
 
 def type_of(name: str, numbers: np.ndarray, type_name: str) -> gguf.GGMLQuantizationType:

@@ -190,7 +190,7 @@ class Bench:
     def choice(self) -> Iterator[Measurement]:
         for rows in ROWS[:3]:
             logits = 4 * self.rng.standard_normal((rows, VOCABULARY), np.float32)
-            calls = {
+            calls: dict[str, Callable[[], object]] = {
                 "choose, greedy": partial(self.ops.choose, logits, controls(rows, temperature=0)),
                 "choose, top-k 40 and top-p 0.95": partial(self.ops.choose, logits, controls(rows, temperature=0.8)),
                 "top_logprobs, 20": partial(self.ops.top_logprobs, logits, np.zeros(rows, np.int32), 20),

@@ -16,6 +16,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace {
 
@@ -85,21 +88,26 @@ void hide(T& value) {
 #endif
 }
 
+// Each thread reads its share as several streams side by side, which keeps more of the memory busy than one does.
 double read_speed(size_t bytes) {
-  const size_t count = bytes / sizeof(Integers);
-  Integers* const data = static_cast<Integers*>(std::aligned_alloc(4096, bytes));
+  constexpr size_t kStreams = 4, kAtOnce = 2, kHugePage = size_t{2} << 20;
+  const size_t stream = bytes / sizeof(Integers) / threads / kStreams;
+  Integers* const data = static_cast<Integers*>(std::aligned_alloc(kHugePage, std::max(bytes, kHugePage)));
+#if defined(__linux__)
+  madvise(data, bytes, MADV_HUGEPAGE);
+#endif
   std::memset(data, 1, bytes);
   const size_t passes = (size_t{512} << 20) / bytes + 1;
   const double took = seconds([&](int thread) {
-    const size_t first = count / threads * thread, last = count / threads * (thread + 1);
-    Integers sums[8] = {};
+    const Integers* const share = data + stream * kStreams * thread;
+    Integers sums[kStreams * kAtOnce] = {};
     for (size_t pass = 0; pass < passes; ++pass) {
-      for (size_t i = first; i + 8 <= last; i += 8) {
+      for (size_t i = 0; i + kAtOnce <= stream; i += kAtOnce) {
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j) sums[j] ^= data[i + j];
+        for (size_t j = 0; j < kStreams * kAtOnce; ++j) sums[j] ^= share[stream * (j / kAtOnce) + i + j % kAtOnce];
       }
 #pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) hide(sums[j]);
+      for (size_t j = 0; j < kStreams * kAtOnce; ++j) hide(sums[j]);
     }
   });
   std::free(data);
@@ -132,7 +140,7 @@ int main(int count, char** arguments) {
   if (count == 2) threads = std::atoi(arguments[1]);
   if (threads < 1) return 1;
   std::printf("{\"read\": {");
-  for (const int mib : {1, 4, 16, 32, 64, 256}) {
+  for (const int mib : {1, 4, 16, 32, 128, 256}) {
     const size_t bytes = static_cast<size_t>(mib) << 20;
     std::printf("%s\"%zu\": %.4g", mib > 1 ? ", " : "", bytes, read_speed(bytes));
   }

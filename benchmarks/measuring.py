@@ -43,7 +43,7 @@ def best_seconds(run: Callable[[], object], *, runs: int = 5, at_least: float = 
 
 def machine() -> str:
     """The kind of machine this is: the processor's name, its family and model, the cores, and the memory."""
-    facts = {}
+    facts: dict[str, str] = {}
     for line in _lines(Path("/proc/cpuinfo")):
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())

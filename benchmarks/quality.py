@@ -1,6 +1,6 @@
 """What number formats cost: perplexity and agreement on a fixed text, ``quality.txt``.
 
-    python benchmarks/quality.py MODEL [--tokens 2000] [--json FILE]
+    python benchmarks/quality.py MODEL [--tokens 2000]
 
 Every position of the text is read once by each of
 
@@ -16,13 +16,12 @@ tokens at every position.
 from __future__ import annotations
 
 import argparse
-import json
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from measuring import print_table
 from paceline.checkpoint.fetch import resolve_model
 from paceline.checkpoint.open import open_checkpoint
 from paceline.checkpoint.source import Checkpoint
@@ -62,20 +61,11 @@ class Reading:
         return float(np.exp(-self.truth.mean()))
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How one reading differs from a base. ``delta`` is the mean |log p - log p'| of the base's likeliest token."""
-
-    agreement: float
-    delta: float
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what number formats cost in quality.")
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--tokens", type=int, default=2000, help="read at most so many tokens of the text")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     environment = read_environment()
     checkpoint = open_checkpoint(resolve_model(args.model, cache=environment.cache, offline=environment.offline))
@@ -85,37 +75,25 @@ def main() -> None:
         forms |= {name: make_ops("cpu", None, quantization=name) for name in ("int8", "int4")}
 
     readings: dict[str, Reading] = {}
-    report = []
-    print(f"{checkpoint.path.name}: {len(tokens)} tokens\n")
-    titles = "".join(f"   {base + ': same':>16} {'mean |delta|':>12}" for base in BASES)
-    print(f"{'':10} {'perplexity':>10}{titles}")
+    rows = []
     for name in args.forms:
         if name not in forms:
             continue
-        begin = time.perf_counter()
-        reading = read(
-            checkpoint, forms[name], tokens, {base: readings[base].greedy for base in BASES if base in readings}
-        )
-        compared = {base: compare(reading, readings[base], base) for base in BASES if base in readings}
+        bases = {base: readings[base] for base in BASES if base in readings}
+        reading = read(checkpoint, forms[name], tokens, {base: bases[base].greedy for base in bases})
+        compared = [compare(reading, bases[base], base) if base in bases else ("", "") for base in BASES]
+        rows.append([name, f"{reading.perplexity:.4f}", *(cell for pair in compared for cell in pair)])
         readings[name] = reading
-        cells = "".join(
-            f"   {compared[base].agreement:>16.2%} {compared[base].delta:>12.5f}" if base in compared else " " * 32
-            for base in BASES
-        )
-        print(f"{name:10} {reading.perplexity:10.4f}{cells}   {time.perf_counter() - begin:5.1f} s", flush=True)
-        against = {base: asdict(comparison) for base, comparison in compared.items()}
-        report.append(
-            {"form": name, "numerics": forms[name].numerics, "perplexity": reading.perplexity, "against": against}
-        )
-    if args.json:
-        summary = {"model": checkpoint.path.name, "tokens": len(tokens), "forms": report}
-        args.json.write_text(json.dumps(summary, indent=1))
+    print(f"{checkpoint.path.name}: {len(tokens)} tokens of {TEXT.name}\n")
+    titles = [title for base in BASES for title in (f"same token as {base}", f"mean change from {base}")]
+    print_table(["weights", "perplexity", *titles], rows)
 
 
-def compare(reading: Reading, base: Reading, base_name: str) -> Comparison:
-    return Comparison(
-        float((reading.greedy == base.greedy).mean()), float(np.abs(reading.watched[base_name] - base.best).mean())
-    )
+def compare(reading: Reading, base: Reading, base_name: str) -> tuple[str, str]:
+    """How often the likeliest token is the base's, and the mean |log p - log p'| of the base's likeliest token."""
+    agreement = (reading.greedy == base.greedy).mean()
+    change = np.abs(reading.watched[base_name] - base.best).mean()
+    return f"{agreement:.2%}", f"{change:.4f}"
 
 
 def read(checkpoint: Checkpoint, ops: Ops, tokens: list[int], watch: dict[str, np.ndarray]) -> Reading:
@@ -148,7 +126,8 @@ def read(checkpoint: Checkpoint, ops: Ops, tokens: list[int], watch: dict[str, n
 
 def log_softmax(logits: FloatArray) -> FloatArray:
     z = logits - logits.max(axis=1, keepdims=True)
-    return z - np.log(np.exp(z).sum(axis=1, dtype=np.float64, keepdims=True)).astype(np.float32)
+    result: FloatArray = z - np.log(np.exp(z).sum(axis=1, dtype=np.float64, keepdims=True)).astype(np.float32)
+    return result
 
 
 if __name__ == "__main__":

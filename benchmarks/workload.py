@@ -66,14 +66,14 @@ def requests(test: str, repeat: int) -> tuple[list[list[int]], list[int]]:
     """The prompts of a test, and how many tokens each is to get."""
     turn = 7 * repeat + 1
     if test.startswith("pp"):
-        return [_rotated(WORKLOAD["prefill" + test[2:]], turn)], [1]
+        return [rotated(WORKLOAD["prefill" + test[2:]], turn)], [1]
     if test.startswith("d"):
-        prompts = [_rotated(prompt, turn) for prompt in WORKLOAD["batch"][: int(test[1:])]]
+        prompts = [rotated(prompt, turn) for prompt in WORKLOAD["batch"][: int(test[1:])]]
         return prompts, [128] * len(prompts)
     if test == "cb":
-        return [_rotated(each["prompt"], turn) for each in WORKLOAD["cb"]], [each["out"] for each in WORKLOAD["cb"]]
-    prefix = _rotated(WORKLOAD["prefix"], turn)
-    prompts = [prefix + _rotated(suffix, turn) for suffix in WORKLOAD["suffixes"]]
+        return [rotated(each["prompt"], turn) for each in WORKLOAD["cb"]], [each["out"] for each in WORKLOAD["cb"]]
+    prefix = rotated(WORKLOAD["prefix"], turn)
+    prompts = [prefix + rotated(suffix, turn) for suffix in WORKLOAD["suffixes"]]
     return prompts, [32] * len(prompts)
 
 
@@ -96,7 +96,7 @@ def measure_decode(engine: Contestant, prompts: list[list[int]], length: int) ->
     return Figure(len(prompts) * (length - 1) / (long.seconds - short.seconds), short.first_token)
 
 
-def _rotated(prompt: list[int], turn: int) -> list[int]:
+def rotated(prompt: list[int], turn: int) -> list[int]:
     turn %= len(prompt)
     return prompt[turn:] + prompt[:turn]
 
