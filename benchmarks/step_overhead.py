@@ -25,12 +25,12 @@ from paceline.ops.cpu import CpuOps
 from paceline.ops.program import CapturedForward
 from paceline.runner.runner import ModelRunner
 
-NATIVE = {
+NATIVE: dict[str, list[tuple[type, str]]] = {
     "forward": [(CapturedForward, "__call__")],
     "head": [(CpuOps, "take_rows"), (CpuOps, "linear")],
     "choice": [(CpuOps, "edit_logits"), (CpuOps, "choose"), (CpuOps, "top_logprobs")],
 }
-AROUND = {
+AROUND: dict[str, list[tuple[type, str]]] = {
     "plan": [(Scheduler, "plan")],
     "execute": [(ModelRunner, "execute")],
     "commit": [(Scheduler, "commit")],
@@ -55,7 +55,7 @@ class Stopwatch:
             self._turn()
             return step(engine)
 
-        Engine.step = watched  # type: ignore[method-assign]
+        Engine.step = watched  # type: ignore[assignment, method-assign]
 
     def _turn(self) -> None:
         now = time.perf_counter()
