@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import resource
+import socket
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from types import TracebackType
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from paceline import LLM, SamplingParams
 from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.load import load_engine
+from paceline.runner.memory import peak_memory
 from paceline.types import TokenEvent
 
 
@@ -77,25 +79,39 @@ class _FirstTokens:
 
 
 class LlamaCpp:
-    """llama.cpp's server, from the ``xllamacpp`` package, over HTTP.
+    """llama.cpp's server in a process of its own, over HTTP.
 
     Args:
+        server: the executable, ``llama-server``.
         slots: requests that run at once.
         context: tokens of one request at most.
     """
 
-    def __init__(self, model: str, *, threads: int, slots: int, context: int) -> None:
-        import xllamacpp
+    def __init__(self, server: Path, model: Path, *, threads: int, slots: int, context: int) -> None:
+        port = _free_port()
+        self._url = f"http://127.0.0.1:{port}"
+        # No copies of finished prompts, which nothing here asks for again.
+        command = [server, "--model", model, "--port", port, "--parallel", slots, "--ctx-size", slots * context]
+        command += ["--threads", threads, "--threads-batch", threads, "--cache-ram", 0, "--log-disable"]
+        self._process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-        params = xllamacpp.CommonParams()
-        params.model.path = model
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        params.n_parallel = slots
-        params.n_ctx = slots * context
-        params.verbosity = 0
-        params.cache_ram_mib = 0  # copies of finished prompts, which nothing here asks for again
-        self._server = xllamacpp.Server(params)
-        self._url = f"{self._server.listening_address}/completion"
+    def __enter__(self) -> LlamaCpp:
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self._url}/health"):
+                    return self
+            except OSError:  # not listening, or still loading
+                if self._process.poll() is not None:
+                    raise SystemExit(f"llama-server ended with {self._process.returncode}") from None
+                time.sleep(0.1)
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    @property
+    def peak_memory(self) -> int:
+        return peak_memory(self._process.pid)
 
     def run(self, prompts: Sequence[list[int]], lengths: Sequence[int], *, shared: bool = False) -> Run:
         begin = time.perf_counter()
@@ -105,7 +121,8 @@ class LlamaCpp:
             body = {"prompt": prompt, "n_predict": length, "ignore_eos": True, "cache_prompt": shared}
             # Greedy with the least work: the likeliest token, and no other sampler.
             body |= {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
-            request = urllib.request.Request(self._url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            data = json.dumps(body).encode()
+            request = urllib.request.Request(f"{self._url}/completion", data, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request) as response:
                 done = json.load(response)
             assert done["tokens_predicted"] == length
@@ -117,12 +134,14 @@ class LlamaCpp:
         return Run(time.perf_counter() - begin, sum(first_tokens) / len(prompts))
 
 
-class InChild:
-    """A contestant in a child process, which sleeps between its runs. ``make`` must be picklable.
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
-    Attributes:
-        peak_memory: bytes, the most that the process has had in memory up to the end of its latest run.
-    """
+
+class InChild:
+    """A contestant in a child process, which sleeps between its runs. ``make`` must be picklable."""
 
     def __init__(self, make: Callable[[], Contestant]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -130,19 +149,21 @@ class InChild:
         self._process = context.Process(target=_serve, args=(make, there), daemon=True)
         self._process.start()
         there.close()
-        self.peak_memory: int = self._here.recv()
+        self._here.recv()
 
     def run(self, prompts: Sequence[list[int]], lengths: Sequence[int], *, shared: bool = False) -> Run:
         self._here.send((prompts, lengths, shared))
-        run, self.peak_memory = self._here.recv()
-        return cast(Run, run)
+        return cast(Run, self._here.recv())
+
+    @property
+    def peak_memory(self) -> int:
+        assert self._process.pid is not None
+        return peak_memory(self._process.pid)
 
     def __enter__(self) -> InChild:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._here.close()
         self._process.join(10)
         self._process.terminate()
@@ -150,15 +171,10 @@ class InChild:
 
 def _serve(make: Callable[[], Contestant], pipe: Connection) -> None:
     contestant = make()
-    pipe.send(_peak_memory())
+    pipe.send("ready")
     while True:
         try:
             prompts, lengths, shared = pipe.recv()
         except EOFError:
             return
-        run = contestant.run(prompts, lengths, shared=shared)
-        pipe.send((run, _peak_memory()))
-
-
-def _peak_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        pipe.send(contestant.run(prompts, lengths, shared=shared))

@@ -223,5 +223,8 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_answer_equals_its_solo_run(case: Case, num_scenarios: int) -> None:
     company, alone = case.load(case.threads), case.load(1)
-    preemptions = [check_scenario(company, alone, f"{case}-{number}") for number in range(num_scenarios)]
-    assert sum(count > 0 for count in preemptions) >= num_scenarios // 20, "the scenarios hardly ever preempt"
+    run = preempted = 0
+    while run < num_scenarios or preempted < num_scenarios // 20:
+        assert run < 10 * num_scenarios, "the scenarios hardly ever preempt"
+        preempted += check_scenario(company, alone, f"{case}-{run}") > 0
+        run += 1

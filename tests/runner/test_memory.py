@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runner.memory import available_memory, gib, resident_memory
+from paceline.runner.memory import available_memory, gib, peak_memory, resident_memory
 
 
 def fake_proc(folder: Path, available_kib: int) -> Path:
     (folder / "self").mkdir(parents=True)
     (folder / "meminfo").write_text(f"MemTotal: 9999999 kB\nMemAvailable: {available_kib} kB\n")
-    (folder / "self/status").write_text("Name:\tx\nVmRSS:\t    2048 kB\n")
+    (folder / "self/status").write_text("Name:\tx\nVmRSS:\t    2048 kB\nVmHWM:\t    4096 kB\n")
     return folder
 
 
@@ -48,6 +48,15 @@ def test_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
 def test_resident_memory_is_read_in_bytes(tmp_path: Path) -> None:
     assert resident_memory(fake_proc(tmp_path, 1)) == 2048 * 1024
     assert resident_memory() > 2**20
+
+
+def test_peak_memory_is_this_process_own_or_another_one(tmp_path: Path) -> None:
+    proc = fake_proc(tmp_path, 1)
+    assert peak_memory(proc=proc) == 4096 * 1024
+    (proc / "7").mkdir()
+    (proc / "7/status").write_text("VmHWM: 1 kB\n")
+    assert peak_memory(7, proc) == 1024
+    assert peak_memory() >= resident_memory()
 
 
 @pytest.mark.parametrize(("count", "text"), [(2**30, "1.00 GiB"), (3 * 2**29, "1.50 GiB"), (2**20, "1.0 MiB")])

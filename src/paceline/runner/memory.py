@@ -15,7 +15,12 @@ def available_memory(cgroup: Path = CGROUP, proc: Path = PROC) -> int:
 
 def resident_memory(proc: Path = PROC) -> int:
     """Bytes of this process that lie in memory now."""
-    return _status_field(proc, "VmRSS")
+    return _status_field(proc / "self", "VmRSS")
+
+
+def peak_memory(pid: int | None = None, proc: Path = PROC) -> int:
+    """Bytes of this process, or of another one of this user, that lay in memory at the most."""
+    return _status_field(proc / ("self" if pid is None else str(pid)), "VmHWM")
 
 
 def gib(count: float) -> str:
@@ -49,8 +54,8 @@ def _cgroup_available(cgroup: Path) -> int:
     return 2**63
 
 
-def _status_field(proc: Path, field: str) -> int:
-    for line in (proc / "self/status").read_text().splitlines():
+def _status_field(process: Path, field: str) -> int:
+    for line in (process / "status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise OSError(f"{field} is missing in /proc/self/status")
+    raise OSError(f"{field} is missing in {process / 'status'}")
