@@ -61,9 +61,7 @@ def main() -> None:
     weights, kv = sizes(args.model, args.quantization)
     peak = int(statistics.median(run["peak"] for run in runs))
     print(f"memory: packed weights {gib(weights)}, store of keys and values {gib(kv)} (touched only as it fills)")
-    print(
-        f"        peak resident {gib(peak)}: {peak / (weights + kv):.2f} times weights and store, {peak / weights:.2f} times the weights"
-    )
+    print(f"        peak resident {gib(peak)}: {peak / (weights + kv):.2f} times weights and store")
 
 
 def run_once(model: str, quantization: str | None) -> dict[str, float]:
