@@ -61,7 +61,7 @@ def main() -> None:
     weights, kv = sizes(args.model, args.quantization)
     peak = int(statistics.median(run["peak"] for run in runs))
     print(f"memory: packed weights {gib(weights)}, store of keys and values {gib(kv)} (touched only as it fills)")
-    print(f"        peak resident {gib(peak)}: {peak / (weights + kv):.2f} times weights and store")
+    print(f"        peak resident {gib(peak)}: {peak / weights:.2f} times the weights")
 
 
 def run_once(model: str, quantization: str | None) -> dict[str, float]:

@@ -7,10 +7,10 @@
 
 namespace paceline {
 
-// Levels that this machine can run, the widest first.
+// Levels that this machine can run, the fastest first.
 std::vector<const Kernels*> runnable_levels();
 
-// By name, or the widest for an empty name. Throws std::invalid_argument for one that is unknown here.
+// By name, or the fastest for an empty name. Throws std::invalid_argument for one that is unknown here.
 const Kernels& find_level(const std::string& name);
 
 }  // namespace paceline
