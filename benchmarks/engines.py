@@ -96,18 +96,26 @@ class LlamaCpp:
         self._process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def __enter__(self) -> LlamaCpp:
-        while True:
-            try:
-                with urllib.request.urlopen(f"{self._url}/health"):
-                    return self
-            except OSError:  # not listening, or still loading
+        try:
+            while not self._is_ready():
                 if self._process.poll() is not None:
-                    raise SystemExit(f"llama-server ended with {self._process.returncode}") from None
+                    raise SystemExit(f"llama-server ended with {self._process.returncode}")
                 time.sleep(0.1)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._process.terminate()
         self._process.wait()
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/health"):
+                return True
+        except OSError:  # not listening, or still loading
+            return False
 
     @property
     def peak_memory(self) -> int:
