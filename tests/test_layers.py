@@ -13,8 +13,8 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "paceline"
 
 LAYERS = {
-    # Layer 0 is errors and, above them, the rest.
-    "errors": -1, "sampling_params": 0, "types": 0, "config": 0,
+    # Layer 0 is errors, above them the forms of structured output, and above those the rest.
+    "errors": -2, "structured_outputs": -1, "sampling_params": 0, "types": 0, "config": 0,
     "core": 1, "tensors": 1,
     "dequantize": 2, "_native": 2,
     "checkpoint": 3, "ops": 3, "slots": 3,
@@ -26,7 +26,7 @@ LAYERS = {
     # The package itself only names what it offers.
     "__init__": 9, "__main__": 9,
 }  # fmt: skip
-STANDARD_LIBRARY_ONLY = {"errors", "sampling_params", "types", "config", "core"}
+STANDARD_LIBRARY_ONLY = {"errors", "structured_outputs", "sampling_params", "types", "config", "core"}
 NEVER_IMPORTED = {"torch", "transformers"}
 
 MODEL_WORDS = re.compile(r"llama|qwen|gemma|ernie|mistral|smollm", re.IGNORECASE)

@@ -9,15 +9,17 @@ if TYPE_CHECKING:
     from paceline.api.llm import LLM
     from paceline.engine.outputs import CompletionOutput, RequestOutput
     from paceline.sampling_params import SamplingParams
+    from paceline.structured_outputs import StructuredOutputs
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
 
 _HOMES = {
     "LLM": "paceline.api.llm",
     "CompletionOutput": "paceline.engine.outputs",
     "RequestOutput": "paceline.engine.outputs",
     "SamplingParams": "paceline.sampling_params",
+    "StructuredOutputs": "paceline.structured_outputs",
 }
 
 

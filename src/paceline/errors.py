@@ -14,8 +14,12 @@ class RequestError(ValueError):
         self.param = param
 
 
-NO_TOKEN_LEFT = "no token is left to choose from: allowed_token_ids and bad_words together forbid every one"
+NO_TOKEN_LEFT = "no token is left to choose from: allowed_token_ids, bad_words and a grammar together forbid every one"
 """Why a sequence ends that its own rules led into a corner: the caller's doing, though it shows on the way only."""
+
+
+GRAMMAR_FAILED = "the structured output cannot go on"
+"""How the error begins of a sequence whose grammar leads to a dead end, or takes more work than one step may have."""
 
 
 class CheckpointError(ValueError):

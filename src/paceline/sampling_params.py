@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import RequestError
+from paceline.structured_outputs import StructuredOutputs
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -50,6 +51,8 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens.
         skip_special_tokens: leave special tokens out of the text.
         truncate_prompt_tokens: keep only this many tokens from the end of the prompt.
+        structured_outputs: what the text has to be, for instance JSON of a schema; None is off. A chat's answer keeps
+            to it after the thinking.
     """
 
     n: int = 1
@@ -74,6 +77,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_CHOICES)
@@ -110,6 +114,8 @@ class SamplingParams:
                 raise RequestError(f"{name} must be true or false", name)
         if self.truncate_prompt_tokens is not None:
             _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
+            raise RequestError("structured_outputs must be StructuredOutputs", "structured_outputs")
 
     @property
     def greedy(self) -> bool:

@@ -27,6 +27,10 @@ class TokenRules:
         bad_words: sequences whose last token is masked whenever the ones before it were just generated.
         logprobs: None is off; k asks for the chosen token and the k likeliest.
         prompt_logprobs: likewise for the prompt; such a request does not use cached prefixes.
+        grammar: what the output has to be, as a text for :class:`~paceline.sample.grammar.Grammars`; None is off.
+        grammar_after: the grammar begins after these tokens have come in the output, which end the thinking.
+            Empty: it begins at once.
+        grammar_opener: only an output that begins with this token thinks; None: it thinks from the start on.
     """
 
     temperature: float = 1.0
@@ -46,6 +50,9 @@ class TokenRules:
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str | None = None
+    grammar_after: tuple[int, ...] = ()
+    grammar_opener: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,8 @@ class SeqResult:
     ``tokens`` is empty for a span that chose nothing. ``logprobs`` matches ``tokens`` if it was asked for.
     ``prompt_logprobs`` holds the entries that this span adds: for prompt positions ``start + 1 ..= start + count``
     that are still prompt. ``error`` is set when this sequence alone cannot go on (its logits are not finite, or no
-    token is left to choose from); then there are no tokens.
+    token is left to choose from); then there are no tokens. ``complete`` says that by the sequence's grammar nothing
+    can follow the last token.
     """
 
     slot: int
@@ -119,6 +127,7 @@ class SeqResult:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from paceline.core.kv_manager import KvManager
 from paceline.core.scheduler import Scheduler, SchedulerLimits
 from paceline.engine.engine import Engine, Runner
-from paceline.engine.load import LoadedEngine
+from paceline.engine.load import LoadedEngine, grammar_vocabulary
 from paceline.engine.model_info import ModelInfo
 from paceline.ops.reference import ReferenceOps
 from paceline.runner.runner import ModelRunner
+from paceline.sample.grammar import Grammars
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.parts import TokenCoding, TokenizerParts
 from paceline.text.token_bytes import byte_level_alphabet
@@ -48,6 +49,7 @@ def small_engine(runner: Runner | None = None, *, num_blocks: int = 64, **settin
     limits = SchedulerLimits(**{
         "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": CONTEXT, **settings
     })  # fmt: skip
+    grammars = Grammars(lambda: grammar_vocabulary(tokenizer))
     if runner is None:
         ops = ReferenceOps()
         model = random_model(ops, vocab_size=264)
@@ -58,6 +60,7 @@ def small_engine(runner: Runner | None = None, *, num_blocks: int = 64, **settin
             max_num_seqs=limits.max_num_seqs,
             max_model_len=CONTEXT,
             vocab_size=tokenizer.vocab_size,
+            grammars=grammars,
         )
     info = ModelInfo(
         name="small",
@@ -68,6 +71,7 @@ def small_engine(runner: Runner | None = None, *, num_blocks: int = 64, **settin
         max_logprobs=20,
         max_cached_tokens=num_blocks * 8,
         default_params={},
+        grammars=grammars,
         numerics="small",
     )
     return LoadedEngine(Engine(Scheduler(limits, KvManager(num_blocks, 8)), runner), info)

@@ -15,17 +15,22 @@ class Stop(NamedTuple):
     error: str | None = None
 
 
-def find_stop(token: int, num_output: int, num_tokens: int, rules: TokenRules, max_model_len: int) -> Stop | None:
+def find_stop(
+    token: int, num_output: int, num_tokens: int, rules: TokenRules, max_model_len: int, *, complete: bool = False
+) -> Stop | None:
     """Whether a sequence ends with ``token``, its output token number ``num_output``, ``num_tokens`` with the prompt.
 
     An end token counts only beyond ``min_tokens``. One that is both the caller's and the model's reports its id, for
-    the caller asked to know. An end token in the last allowed place is a stop, not a limit.
+    the caller asked to know. An end token in the last allowed place is a stop, not a limit. ``complete`` says that by
+    the sequence's grammar nothing can follow: that ends it also before ``min_tokens``.
     """
     if num_output > rules.min_tokens:
         if token in rules.stop_token_ids:
             return Stop(FinishReason.STOP, token)
         if token in rules.eos_token_ids:
             return Stop(FinishReason.STOP)
+    if complete:
+        return Stop(FinishReason.STOP)
     if num_output >= rules.max_tokens or num_tokens >= max_model_len:
         return Stop(FinishReason.LENGTH)
     return None

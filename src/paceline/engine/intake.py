@@ -67,6 +67,7 @@ def accept(
     bad_words = bad_word_ids(info.tokenizer, params.bad_words or ())
     ends = {*eos, *stop_ids, *stop_names} if params.min_tokens else set()
     _check_candidates(allowed, {word[0] for word in bad_words if len(word) == 1} | ends)
+    grammar = None if params.structured_outputs is None else info.grammars.compile(params.structured_outputs)
     seed = seed_source.getrandbits(64) if params.seed is None else params.seed % 2**64
     requests = []
     for index in range(params.n):
@@ -88,6 +89,7 @@ def accept(
             allowed_token_ids=allowed,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
+            grammar=grammar,
         )
         requests.append(Request(choice_id(request_id, index), list(tokens), rules, priority, cache_salt or ""))
     return Intake(request_id, tokens, params, requests, stop_strings, stop_names)

@@ -25,6 +25,7 @@ from paceline.ops.select import make_ops
 from paceline.runner.memory import gib, resident_memory
 from paceline.runner.profile import size_kv
 from paceline.runner.runner import ModelRunner
+from paceline.sample.grammar import Grammars, Vocabulary
 from paceline.sampling_params import SamplingParams
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -74,6 +75,7 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
     packed = time.perf_counter()
     kv_size = size_kv(config, model, ops, tokenizer.vocab_size)
     kv = ops.make_kv(model.kv_layout, kv_size.num_blocks, config.block_size)
+    grammars = Grammars(lambda: grammar_vocabulary(tokenizer))
     runner = ModelRunner(
         model,
         ops,
@@ -81,6 +83,7 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         max_num_seqs=config.max_num_seqs,
         max_model_len=kv_size.max_model_len,
         vocab_size=tokenizer.vocab_size,
+        grammars=grammars,
     )
     limits = SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
@@ -102,6 +105,7 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         max_logprobs=config.max_logprobs,
         max_cached_tokens=kv_size.num_blocks * config.block_size,
         default_params=_generation_defaults(checkpoint.generation_config),
+        grammars=grammars,
         numerics=ops.numerics,
     )
     logger.info(
@@ -110,6 +114,12 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         gib(resident_memory()), ops.numerics, eos,
     )  # fmt: skip
     return LoadedEngine(Engine(Scheduler(limits, manager), runner), info)
+
+
+def grammar_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    """The tokens as grammars see them."""
+    tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    return Vocabulary(tokens, tokenizer.special_ids, tokenizer.plain_encoder())
 
 
 def _load_text(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:

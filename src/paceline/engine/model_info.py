@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.sample.grammar import Grammars
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class ModelInfo:
     max_logprobs: largest number of likeliest tokens a request may ask for; -1 is the vocabulary.
     max_cached_tokens: tokens that the key-value store holds.
     default_params: sampling defaults of the model's generation config, by their names in SamplingParams.
+    grammars: compiles what structured output asks for; the runner has the same.
     numerics: names everything that may change a bit of the results.
     """
 
@@ -33,4 +35,5 @@ class ModelInfo:
     max_logprobs: int
     max_cached_tokens: int
     default_params: Mapping[str, float | int]
+    grammars: Grammars
     numerics: str

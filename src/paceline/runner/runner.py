@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from paceline.models.decoder import Model
 from paceline.ops.api import KvStore, Ops
 from paceline.runner.batch import PromptRows, build_batch, prompt_rows
+from paceline.sample.grammar import Grammars
 from paceline.sample.logprobs import prompt_logprobs
 from paceline.sample.sampler import Pick, Sampler
 from paceline.sample.state import SamplerState
@@ -26,17 +27,28 @@ SCORED_ROWS_AT_ONCE = 32
 
 
 class ModelRunner:
-    """Runs one model. ``max_model_len`` and ``vocab_size`` (the tokenizer's) bound what the plans may bring."""
+    """Runs one model. ``max_model_len`` and ``vocab_size`` (the tokenizer's) bound what the plans may bring.
+
+    ``grammars`` are needed by sequences that have one.
+    """
 
     def __init__(
-        self, model: Model, ops: Ops, kv: KvStore, *, max_num_seqs: int, max_model_len: int, vocab_size: int
+        self,
+        model: Model,
+        ops: Ops,
+        kv: KvStore,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        grammars: Grammars | None = None,
     ) -> None:
         self._forward = ops.capture(lambda to_call: model.with_ops(to_call).forward)
         self._model = model
         self._ops = ops
         self._kv = kv
         self._slots = Slots(max_num_seqs, max_model_len, kv.block_size)
-        self._state = SamplerState(max_num_seqs, vocab_size)
+        self._state = SamplerState(max_num_seqs, vocab_size, grammars)
         self._sampler = Sampler(ops, self._state)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -105,4 +117,5 @@ class ModelRunner:
         self._slots.append_token(span.slot, pick.token)
         self._state.commit(span.slot, pick.token)
         logprobs = () if pick.logprobs is None else (pick.logprobs,)
-        return SeqResult(span.slot, (pick.token,), logprobs, scores)
+        complete = self._state.is_complete(span.slot)
+        return SeqResult(span.slot, (pick.token,), logprobs, scores, complete=complete)

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.errors import NO_TOKEN_LEFT
 from paceline.ops.api import Ops
 from paceline.sample.edits import build_edits
+from paceline.sample.grammar import build_grammar_mask
 from paceline.sample.logprobs import NOT_FINITE, token_logprobs
 from paceline.sample.state import SamplerState
 from paceline.tensors import ChoiceControls, FloatArray, IntArray
@@ -35,13 +36,17 @@ class Sampler:
     def sample(self, logits: FloatArray, slots: Sequence[int], positions: Sequence[int]) -> list[Pick]:
         """Choose for logits [R, V], which are used up; ``positions`` are those that the chosen tokens will have.
 
-        Log-probabilities are raw: those of the logits as the model gave them, before every edit, over the full width
-        of the head. A row on which nothing can be chosen has an error of its own and does not concern the others.
+        Log-probabilities are raw: those of the logits as the model gave them, over the full width of the head, before
+        every edit but the mask of a grammar: what it forbids is no alternative. A row on which nothing can be chosen
+        has an error of its own and does not concern the others.
         """
         if not slots:
             return []
         logprobs = [self._state.logprobs[slot] for slot in slots]
         wanted = [row for row, k in enumerate(logprobs) if k is not None]
+        mask = build_grammar_mask([self._state.grammars[slot] for slot in slots], logits.shape[1])
+        if mask is not None:
+            self._ops.edit_logits(logits, mask)
         raw = logits[wanted] if wanted else logits[:0]
         edits = build_edits([self._state.edits[slot] for slot in slots], logits.shape[1], self._state.vocab_size)
         if edits is not None:
@@ -49,7 +54,7 @@ class Sampler:
         chosen = self._ops.choose(logits, self._controls(slots, positions))
 
         picks = [
-            Pick(token) if token >= 0 else Pick(None, error=_reason(logits[row]))
+            Pick(token) if token >= 0 else Pick(None, error=self._reason(logits[row], slots[row]))
             for row, token in enumerate(chosen.tolist())
         ]
         if not wanted:
@@ -76,7 +81,9 @@ class Sampler:
             positions=np.array(positions, np.int32),
         )
 
-
-def _reason(edited: FloatArray) -> str:
-    """Why no token could be chosen from a row."""
-    return NO_TOKEN_LEFT if np.all(np.isneginf(edited)) else NOT_FINITE
+    def _reason(self, edited: FloatArray, slot: int) -> str:
+        """Why no token could be chosen from a row."""
+        grammar = self._state.grammars[slot]
+        if grammar is not None and grammar.error is not None:
+            return grammar.error
+        return NO_TOKEN_LEFT if np.all(np.isneginf(edited)) else NOT_FINITE

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.sample.edits import SequenceEdits, changes_logits
+from paceline.sample.grammar import Grammars, SequenceGrammar
 from paceline.tensors import FloatArray, IntArray
 from paceline.types import TokenRules
 
@@ -27,10 +28,13 @@ class SamplerState:
         seeds: [S] uint64.
         logprobs: [S], likeliest tokens wanted beside the chosen one; -1 is the vocabulary, None is off.
         edits: [S], None where a sequence's rules leave the logits as they are.
+        grammars: [S], None where a sequence has no grammar.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, grammars: Grammars | None = None) -> None:
+        """``grammars`` are needed by rules that have one."""
         self.vocab_size = vocab_size
+        self._compiled = grammars
         self.temperature: FloatArray = np.zeros(max_num_seqs, np.float32)
         self.top_k: IntArray = np.zeros(max_num_seqs, np.int32)
         self.top_p: FloatArray = np.zeros(max_num_seqs, np.float32)
@@ -38,6 +42,7 @@ class SamplerState:
         self.seeds: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
         self.logprobs: list[int | None] = [None] * max_num_seqs
         self.edits: list[SequenceEdits | None] = [None] * max_num_seqs
+        self.grammars: list[SequenceGrammar | None] = [None] * max_num_seqs
         for slot in range(max_num_seqs):
             self.release(slot)
 
@@ -51,12 +56,24 @@ class SamplerState:
         self.logprobs[slot] = rules.logprobs
         edited = changes_logits(rules)
         self.edits[slot] = SequenceEdits(rules, tokens, num_prompt, self.vocab_size) if edited else None
+        self.grammars[slot] = None
+        if rules.grammar is not None:
+            assert self._compiled is not None, "a sequence has a grammar, but there is nothing to compile it"
+            self.grammars[slot] = SequenceGrammar(self._compiled, rules, tokens[num_prompt:])
 
     def commit(self, slot: int, token: int) -> None:
         """The sequence in the slot grows by a chosen token."""
         edits = self.edits[slot]
         if edits is not None:
             edits.commit(token)
+        grammar = self.grammars[slot]
+        if grammar is not None:
+            grammar.commit(token)
+
+    def is_complete(self, slot: int) -> bool:
+        """Whether nothing can follow the sequence's output by its grammar."""
+        grammar = self.grammars[slot]
+        return grammar is not None and grammar.complete
 
     def release(self, slot: int) -> None:
         """The slot's sequence is gone: the slot is that of a sequence without rules and tokens."""

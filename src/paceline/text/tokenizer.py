@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+
+import tokenizers
 
 from paceline.checkpoint.open import open_checkpoint
 from paceline.checkpoint.source import Checkpoint, CheckpointFormat
@@ -134,6 +136,30 @@ class Tokenizer:
         joined = self.encode("\n" + word, add_special=False)
         return joined[len(anchor) :] if joined[: len(anchor)] == anchor else alone, alone
 
+    def plain_encoder(self) -> Callable[[bytes], list[int]]:
+        """Cuts bytes into tokens that join to exactly these bytes: as :meth:`encode` would, where it can be.
+
+        Control tokens are not parsed. It works on a copy, so that it never waits for a text that is being encoded.
+        """
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        by_bytes: dict[bytes, int] = {}
+        for token in range(self.vocab_size):
+            if token not in self.special_ids:
+                by_bytes.setdefault(self.token_bytes(token), token)
+        longest = max(map(len, by_bytes), default=0)
+
+        def encode(data: bytes) -> list[int]:
+            try:
+                ids: list[int] = backend.encode(data.decode(), add_special_tokens=False).ids
+            except UnicodeDecodeError:
+                ids = []
+            if b"".join(map(self.token_bytes, ids)) == data and self.special_ids.isdisjoint(ids):
+                return ids
+            return _cut_greedily(data, by_bytes, longest)
+
+        return encode
+
     def _find_bytes(self, token_id: int) -> bytes:
         content = self._added.get(token_id)
         if content is not None:
@@ -160,6 +186,19 @@ class Tokenizer:
         characters = self._added[token_id]
         pieces = [i for one in characters for i in self._backend.encode(one, add_special_tokens=False).ids]
         return [i for i in pieces if i not in self._never_plain]
+
+
+def _cut_greedily(data: bytes, by_bytes: Mapping[bytes, int], longest: int) -> list[int]:
+    """The longest known token at each place; stops where there is none."""
+    ids: list[int] = []
+    at = 0
+    while at < len(data):
+        length = next((n for n in range(min(longest, len(data) - at), 0, -1) if data[at : at + n] in by_bytes), 0)
+        if length == 0:
+            break
+        ids.append(by_bytes[data[at : at + length]])
+        at += length
+    return ids
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
