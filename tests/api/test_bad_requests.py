@@ -84,6 +84,22 @@ BOTH: list[tuple[str, Any]] = [
     *[("priority", bad) for bad in ["1", True, 2**31]],
     *[("cache_salt", bad) for bad in ["", 5]],
     *[("best_of", bad) for bad in [2, "1", True]],
+    *[
+        ("response_format", bad)
+        for bad in [
+            "text",
+            {},
+            {"type": "x"},
+            {"type": "json_schema"},
+            {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}},
+        ]
+    ],
+    *[("structured_outputs", bad) for bad in ["x", {}, {"json": {}, "regex": "a"}]],
+    *[("guided_json", bad) for bad in [{"type": "x"}, "{", 5, False, {"not": {}}, {"$ref": "http://x.y/z"}]],
+    *[("guided_regex", bad) for bad in ["((", "", "a(?=b)", 5]],
+    *[("guided_choice", bad) for bad in ["x", [], [5], [""], ["a"] * 1025]],
+    *[("guided_grammar", bad) for bad in ["start: x", "root ::= x", "nothing", "start: " + "(" * 9999, 'start: ""']],
+    *[("structural_tag", bad) for bad in [{}, {"structures": [{"begin": "a", "end": ""}], "triggers": ["b"]}]],
     # What this server does not do
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tools", "x"),
@@ -91,14 +107,6 @@ BOTH: list[tuple[str, Any]] = [
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("functions", [{"name": "f"}]),
     ("function_call", {"name": "f"}),
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
-    ("response_format", "text"),
-    ("structured_outputs", {"json": {}}),
-    ("guided_json", {}),
-    ("guided_regex", "a"),
-    ("guided_choice", ["a"]),
-    ("guided_grammar", "root ::= x"),
     ("reasoning_effort", "low"),
     ("reasoning", {"effort": "low"}),
     ("reasoning_max_tokens", 10),

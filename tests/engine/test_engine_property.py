@@ -19,11 +19,34 @@ from paceline.ops.api import Ops
 from paceline.ops.cpu import CpuOps
 from paceline.ops.reference import ReferenceOps
 from paceline.runner.runner import ModelRunner
+from paceline.sample.grammar import Grammars, Vocabulary
+from paceline.structured_outputs import StructuredOutputs
 from paceline.types import FinishReason, TokenEvent, TokenLogprobs, TokenRules
 from support.random_model import CONTEXT, VOCAB_SIZE, random_model
 
 TOKENIZER_SIZE = VOCAB_SIZE - 3
 """The head is wider than the tokenizer, as in real models."""
+CHARACTERS = [*b'{}[]":, \n-.0123456789abcdefghijklmnopqrstuvwxyz', *b"ABCDEFG/<>"]
+WORDS = [bytes([character]) for character in CHARACTERS]
+TOKENS = [*WORDS, *[b"" for _ in range(TOKENIZER_SIZE - len(WORDS) - 3)], b'":', b"true", b"ab"]
+"""What the tokens are to grammars: single characters, nothing, and a few longer pieces."""
+STRUCTURES = [
+    StructuredOutputs(json={"type": "array", "items": {"enum": [1, True, "ab"]}, "minItems": 2}),
+    StructuredOutputs(json={"type": "object", "additionalProperties": {"type": "integer"}}, whitespace_pattern=" "),
+    StructuredOutputs(json_object=True, disable_any_whitespace=True),
+    StructuredOutputs(regex="[a-f]{3,20}(ab|ba)+"),
+    StructuredOutputs(choice=["ab", "abc", "cab", "true", "x y z"]),
+    StructuredOutputs(grammar='root ::= "(" root ")" | "<" root ">" | [a-c]+'),
+    StructuredOutputs(structural_tag={"structures": [{"begin": "a<", "schema": {"type": "integer"}, "end": ">"}],
+                                      "triggers": ["a<"]}),
+]  # fmt: skip
+
+
+def grammars_of_tokens() -> Grammars:
+    def encode(data: bytes) -> list[int]:
+        return [WORDS.index(bytes([byte])) for byte in data if bytes([byte]) in WORDS]
+
+    return Grammars(lambda: Vocabulary(TOKENS, frozenset(), encode))
 
 
 @dataclass(frozen=True)
@@ -63,6 +86,7 @@ def make_engine(
         max_num_seqs=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
         vocab_size=TOKENIZER_SIZE,
+        grammars=grammars_of_tokens(),
     )
     manager = KvManager(num_blocks, block_size, enable_prefix_caching=prefix_caching)
     return Engine(Scheduler(limits, manager), runner)
@@ -114,6 +138,16 @@ def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
             bad_words=tuple(tuple(rng.choices(range(TOKENIZER_SIZE), k=rng.choice([1, 2, 3]))) for _ in range(6)),
             logit_bias=tuple((i, rng.uniform(-9, 9)) for i in ids(4)),
             allowed_token_ids=ids(30) if rng.random() < 0.5 else None,
+        )
+    if rng.random() < 0.3:
+        rules = replace(
+            rules,
+            grammar=grammars_of_tokens().compile(rng.choice(STRUCTURES)),
+            grammar_after=(after := rng.choice([(), (), (5,), (7, 8)])),
+            grammar_opener=rng.choice([None, 3]) if after else None,
+            # Together with these a grammar would often leave nothing to choose.
+            bad_words=(),
+            allowed_token_ids=None,
         )
     if rng.random() < 0.15:
         rules = replace(rules, prompt_logprobs=rng.choice([0, 2]))

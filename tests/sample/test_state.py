@@ -28,7 +28,7 @@ EVERYTHING = TokenRules(
 
 def fields_of(state: SamplerState, slot: int) -> dict[str, Any]:
     """Every per-slot field by name, whatever fields there are."""
-    found = {name: values[slot] for name, values in vars(state).items() if name != "vocab_size"}
+    found = {name: values[slot] for name, values in vars(state).items() if name not in ("vocab_size", "_compiled")}
     edits = found.pop("edits")
     inner = {} if edits is None else {name: comparable(value) for name, value in vars(edits).items()}
     return {**found, **inner, "edited": edits is not None}

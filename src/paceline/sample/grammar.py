@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between the tokens of JSON. Bounded, or a model may write blanks until its tokens are used up."""
 FREE_TEXT = r"/(.|\n)*/"
+DEAD_END = "no token of the model can come next"
 COMPILED_KEPT = 64
 """Grammars that stay compiled for the next request with the same one."""
 Bits = npt.NDArray[np.uint32]
@@ -102,9 +103,9 @@ class Grammars:
         if not matcher.is_error():
             mask, _ = self.mask(matcher)
             if not matcher.is_error() and not mask.any():
-                raise GrammarError("it allows no text of this model's tokens but the empty one")
+                raise GrammarError(DEAD_END)
         if matcher.is_error():
-            raise GrammarError(_first_line(matcher.get_error()))
+            raise GrammarError(_reason(matcher.get_error()))
         self._compiled[grammar] = matcher
         if len(self._compiled) > COMPILED_KEPT:
             self._compiled.popitem(last=False)
@@ -191,19 +192,19 @@ class SequenceGrammar:
         elif token in self._ends:
             self.complete = True
         elif not self._matcher.consume_token(token):
-            self._fail(_first_line(self._matcher.get_error()))
+            self._fail(_reason(self._matcher.get_error()))
         else:
             self._look()
 
     def _look(self) -> None:
         bits, may_end = self._grammars.mask(self._matcher)
         if self._matcher.is_error():
-            self._fail(_first_line(self._matcher.get_error()))
+            self._fail(_reason(self._matcher.get_error()))
             return
         self.complete = may_end and not bits.any()
         self.bits = bits | self._end_bits if may_end else bits
         if not may_end and not bits.any():
-            self._fail("no token of the model can continue the text")
+            self._fail(DEAD_END)
 
     def _fail(self, reason: str) -> None:
         self.error = f"{GRAMMAR_FAILED}: {reason}"
@@ -301,7 +302,7 @@ def _from_grammar(text: str) -> str:
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
     except Exception as error:  # the converter's own kinds, and slips on odd input
-        reason = _first_line(str(error)) or type(error).__name__
+        reason = _reason(str(error)) or type(error).__name__
         raise GrammarError(f"neither Lark with a rule start nor GBNF: {reason}") from None
 
 
@@ -390,6 +391,10 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _first_line(message: str) -> str:
-    lines = message.strip().splitlines()
-    return lines[0][:300] if lines else ""
+def _reason(message: str) -> str:
+    """The library's message on one line: its first, and what an excerpt of a pattern is followed by."""
+    first, *rest = message.strip().splitlines() or [""]
+    if first in ("NoExtension", "NoExtensionBias"):
+        return DEAD_END
+    details = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
+    return " ".join([first, *details])[:300]

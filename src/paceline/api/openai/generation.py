@@ -13,7 +13,7 @@ from paceline.api.openai.errors import ApiError
 from paceline.api.openai.requests import MAX_SEQUENCES, StreamOptions, Wanted
 from paceline.api.openai.service import Service
 from paceline.engine.outputs import ChoiceDelta
-from paceline.errors import NO_TOKEN_LEFT, RequestError
+from paceline.errors import GRAMMAR_FAILED, NO_TOKEN_LEFT, RequestError
 from paceline.types import FinishReason
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Generation:
             if delta.finish_reason is FinishReason.ERROR:
                 if delta.error == NO_TOKEN_LEFT:
                     raise ApiError(400, NO_TOKEN_LEFT, param="bad_words")
+                if delta.error is not None and delta.error.startswith(GRAMMAR_FAILED):
+                    raise ApiError(400, delta.error, param="structured_outputs")
                 raise ApiError(500, delta.error or "the engine gave this request up", code="generation_failed")
             self._completion_tokens += len(delta.token_ids)
             self._num_open -= delta.finish_reason is not None

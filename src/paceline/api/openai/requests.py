@@ -9,13 +9,13 @@ Fields that are not listed are ignored, but for those in :mod:`~paceline.api.ope
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from paceline.api.openai.structured import NAMES, respelt, structured_outputs
 from paceline.api.openai.unsupported import UNSUPPORTED, refuse_unsupported
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
@@ -38,6 +38,8 @@ _Stop = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT), {"type"
 _Words = Annotated[Any, WithJsonSchema({"anyOf": [_list_of(_TEXT), {"type": "null"}]})]
 _Ids = Annotated[Any, WithJsonSchema({"anyOf": [_list_of(_ID), {"type": "null"}]})]
 _Bias = Annotated[Any, WithJsonSchema({"type": ["object", "null"], "additionalProperties": {"type": "number"}})]
+_Object = Annotated[Any, WithJsonSchema({"type": ["object", "null"]})]
+_Schema = Annotated[Any, WithJsonSchema({"type": ["object", "string", "null"]})]
 _Messages = Annotated[Any, WithJsonSchema(_list_of({"type": "object"}))]
 _Prompt = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT), _list_of(_ID), _list_of(_list_of(_ID))]})]
 _SWITCH = {"type": ["boolean", "null"]}
@@ -89,6 +91,19 @@ class GenerationBody(Body):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    response_format: _Object = None
+    structured_outputs: _Object = None
+    guided_json: _Schema = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: _Words = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structural_tag: _Schema = None
+    json_schema: _Schema = None
+    regex: str | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
     return_token_ids: bool | None = None
     request_id: Annotated[str | None, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)] = None
     priority: Annotated[int | None, Field(ge=-(2**31), le=2**31 - 1)] = None
@@ -166,6 +181,9 @@ SAMPLING_FIELDS = (
 )  # fmt: skip
 
 
+STRUCTURE_FIELDS = ("response_format", "structured_outputs", "guided_whitespace_pattern", *NAMES)
+
+
 WantedT = TypeVar("WantedT", bound=GenerationBody)
 
 
@@ -180,7 +198,7 @@ class Wanted(Generic[WantedT]):
 
     def respelt(self, error: RequestError) -> RequestError:
         """The same error with the field as the caller spelt it."""
-        return _respelt(error, self.spelt)
+        return respelt(error, self.spelt)
 
 
 def wanted(
@@ -213,12 +231,15 @@ def wanted(
         max_tokens = body.max_tokens
     if echoed_logprobs is not None:
         given["prompt_logprobs"] = _more(echoed_logprobs, given.get("prompt_logprobs"))
+    structure, spelt_structure = structured_outputs({name: getattr(body, name) for name in STRUCTURE_FIELDS})
+    given["structured_outputs"] = structure
+    spelt = {**spelt, **spelt_structure}
     try:
         params = SamplingParams(**{**defaults, **given, "max_tokens": max_tokens, "logprobs": logprobs})
         if params.max_tokens == 0 and not scores:
             raise RequestError("max_tokens must be at least 1, unless the prompt is to be scored", "max_tokens")
     except RequestError as error:
-        raise _respelt(error, spelt) from None
+        raise respelt(error, spelt) from None
     if body.best_of is not None and body.best_of != params.n:
         raise RequestError(f"best_of must equal n ({params.n}) or be absent, not {body.best_of}", "best_of")
     if body.stream and body.prompt_logprobs is not None:
@@ -231,13 +252,6 @@ def _more(first: int, second: int | None) -> int:
     if second is None:
         return first
     return -1 if -1 in (first, second) else max(first, second)
-
-
-def _respelt(error: RequestError, spelt: Mapping[str, str]) -> RequestError:
-    if error.param is None or error.param not in spelt:
-        return error
-    name, message = spelt[error.param], str(error)
-    return RequestError(re.sub(rf"^{error.param}\b", name, message), name)
 
 
 def _stream_options(body: GenerationBody) -> StreamOptions:
