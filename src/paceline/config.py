@@ -38,6 +38,9 @@ class EngineConfig:
         model: folder with safetensors, ``.gguf`` file, alias or Hugging Face name.
         tokenizer: folder or file to take the tokenizer from, if not from the model.
         chat_template: Jinja file that replaces the model's own template.
+        reasoning_parser: how the model writes its thinking: the name of a format, "none", or "auto", which reads it
+            from the chat template.
+        tool_call_parser: likewise its tool calls.
         ops: which implementation of the operations runs the model: "auto" or one of ``paceline.ops``.
         quantization: "int8" or "int4" packs matrices that are stored in 32 or 16 bits in that form, in groups of 32
             weights (the output head never below int8); None keeps each matrix as it is stored.
@@ -61,6 +64,8 @@ class EngineConfig:
     model: str
     tokenizer: str | None = None
     chat_template: str | None = None
+    reasoning_parser: str = "auto"
+    tool_call_parser: str = "auto"
     ops: str = "auto"
     quantization: str | None = None
     max_model_len: int | None = None

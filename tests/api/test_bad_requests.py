@@ -101,8 +101,15 @@ BOTH: list[tuple[str, Any]] = [
     *[("guided_grammar", bad) for bad in ["start: x", "root ::= x", "nothing", "start: " + "(" * 9999, 'start: ""']],
     *[("structural_tag", bad) for bad in [{}, {"structures": [{"begin": "a", "end": ""}], "triggers": ["b"]}]],
     # What this server does not do
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tools", "x"),
+    *[
+        ("tools", [{"type": "function", "function": bad}])
+        for bad in [None, {}, {"name": ""}, {"name": "a b"}, {"name": "f", "parameters": []}]
+    ],
+    ("tools", [{"type": "web_search"}]),
+    ("tools", [{"type": "function", "function": {"name": "f"}}] * 2),
+    ("tools", [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]),
+    *[("tool_choice", bad) for bad in ["f", 5, {}, {"type": "function"}]],
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("functions", [{"name": "f"}]),

@@ -15,6 +15,7 @@ from paceline.engine.model_info import ModelInfo
 from paceline.ops.reference import ReferenceOps
 from paceline.runner.runner import ModelRunner
 from paceline.sample.grammar import Grammars
+from paceline.text.answer_formats import ReasoningFormat, ToolFormat, answer_formats
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.parts import TokenCoding, TokenizerParts
 from paceline.text.token_bytes import byte_level_alphabet
@@ -43,7 +44,15 @@ def byte_tokenizer() -> Tokenizer:
     )  # fmt: skip
 
 
-def small_engine(runner: Runner | None = None, *, num_blocks: int = 64, **settings: Any) -> LoadedEngine:
+def small_engine(
+    runner: Runner | None = None,
+    *,
+    num_blocks: int = 64,
+    template: str = TEMPLATE,
+    reasoning: ReasoningFormat | None = None,
+    tools: ToolFormat | None = None,
+    **settings: Any,
+) -> LoadedEngine:
     """An engine around ``runner``, or around a random model of the tokenizer's vocabulary."""
     tokenizer = byte_tokenizer()
     limits = SchedulerLimits(**{
@@ -65,12 +74,13 @@ def small_engine(runner: Runner | None = None, *, num_blocks: int = 64, **settin
     info = ModelInfo(
         name="small",
         tokenizer=tokenizer,
-        chat_template=ChatTemplate(TEMPLATE),
+        chat_template=ChatTemplate(template),
         eos_token_ids=(EOS,),
-        max_model_len=CONTEXT,
+        max_model_len=limits.max_model_len,
         max_logprobs=20,
         max_cached_tokens=num_blocks * 8,
         default_params={},
+        formats=answer_formats(reasoning, tools, tokenizer),
         grammars=grammars,
         numerics="small",
     )

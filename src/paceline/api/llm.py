@@ -16,10 +16,11 @@ from paceline.config import EngineConfig
 from paceline.engine.intake import Intake, accept
 from paceline.engine.load import LoadedEngine, load_engine
 from paceline.engine.outputs import ChoiceDelta, CompletionOutput, RequestOutput
-from paceline.engine.prompts import encode_chat, encode_prompt
+from paceline.engine.prompts import encode_chat, encode_prompt, thinking_after
 from paceline.engine.text_side import RequestUpdate, TextSide
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
+from paceline.text.answer_parser import Thinking
 from paceline.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -97,31 +98,37 @@ class LLM:
 
         Without ``max_tokens`` of the caller's own the answer may take the rest of the context.
         """
+        info, conversations = self._open.info, _conversation_list(messages)
         ids = [
             encode_chat(
-                self._open.info,
+                info,
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
                 template_kwargs=chat_template_kwargs,
             )
-            for conversation in _conversation_list(messages)
+            for conversation in conversations
+        ]
+        thinking = [
+            thinking_after(info, prompt, conversation if continue_final_message else None)
+            for prompt, conversation in zip(ids, conversations, strict=True)
         ]
         params = sampling_params or replace(self.default_sampling_params(), max_tokens=None)
-        return self._run([None] * len(ids), ids, params, use_tqdm)
+        return self._run([None] * len(ids), ids, params, use_tqdm, thinking)
 
     def stream(
         self, prompt: Prompt | Conversation, sampling_params: SamplingParams | None = None
     ) -> Generator[ChoiceDelta, None, None]:
         """Answer one prompt or conversation piece by piece. Closing the iterator early ends the work."""
-        default = self.default_sampling_params()
+        default, thinking = self.default_sampling_params(), Thinking.OFF
         if _is_list_of(prompt, Mapping):
             tokens = encode_chat(self._open.info, cast(Conversation, prompt))
+            thinking = thinking_after(self._open.info, tokens)
             default = replace(default, max_tokens=None)
         else:
             _, tokens = self._encode(cast(Prompt, prompt))
-        for update in self._serve([self._accept(tokens, sampling_params or default)]):
+        for update in self._serve([self._accept(tokens, sampling_params or default, thinking)]):
             yield update.delta
 
     # ---- the rest
@@ -183,9 +190,16 @@ class LLM:
             raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}", "prompt")
         return (prompt if isinstance(prompt, str) else None), encode_prompt(self._open.info, prompt)
 
-    def _accept(self, tokens: Sequence[int], params: SamplingParams) -> Intake:
+    def _accept(self, tokens: Sequence[int], params: SamplingParams, thinking: Thinking = Thinking.OFF) -> Intake:
         self._num_submitted += 1
-        return accept(self._open.info, tokens, params, request_id=f"req-{self._num_submitted}", seed_source=self._seeds)
+        return accept(
+            self._open.info,
+            tokens,
+            params,
+            request_id=f"req-{self._num_submitted}",
+            seed_source=self._seeds,
+            thinking=thinking,
+        )
 
     def _run(
         self,
@@ -193,9 +207,11 @@ class LLM:
         ids: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        thinking: Sequence[Thinking] | None = None,
     ) -> list[RequestOutput]:
         params = _params_list(sampling_params, self.default_sampling_params(), len(ids))
-        intakes = [self._accept(tokens, each) for tokens, each in zip(ids, params, strict=True)]
+        starts = thinking or [Thinking.OFF] * len(ids)
+        intakes = [self._accept(*each) for each in zip(ids, params, starts, strict=True)]
         outputs = {intake.request_id: _empty_output(intake, text) for intake, text in zip(intakes, texts, strict=True)}
         with _progress_bar(len(intakes), use_tqdm and sys.stderr.isatty()) as advance:
             for update in self._serve(intakes):

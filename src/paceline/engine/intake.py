@@ -11,6 +11,7 @@ from paceline.engine.model_info import ModelInfo
 from paceline.errors import RequestError
 from paceline.ops.noise import fold_choice
 from paceline.sampling_params import SamplingParams
+from paceline.text.answer_parser import Thinking
 from paceline.text.tokenizer import bad_word_ids
 from paceline.types import TokenRules
 
@@ -20,7 +21,7 @@ class Intake:
     """One accepted prompt: its sequences (one for each choice), and what the text side has to know.
 
     ``stop_strings`` are searched in the text. ``stop_names`` gives the string behind a stop id, for strings that name a
-    special token: such a token has no text to search in.
+    special token: such a token has no text to search in. ``shown_ids`` are special tokens that have a text.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class Intake:
     requests: list[Request]
     stop_strings: tuple[str, ...]
     stop_names: dict[int, str]
+    shown_ids: frozenset[int] = frozenset()
 
 
 def accept(
@@ -40,10 +42,13 @@ def accept(
     seed_source: random.Random,
     priority: int = 0,
     cache_salt: str | None = None,
+    thinking: Thinking = Thinking.OFF,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> Intake:
     """Check a prompt and its parameters against the model. Raises RequestError naming the field and the limit.
 
-    Choice j is the sequence ``{request_id}-{j}``; its seed is the request's, with j folded in.
+    Choice j is the sequence ``{request_id}-{j}``; its seed is the request's, with j folded in. With ``thinking`` a
+    grammar begins after it. ``shown_ids`` are special tokens that are text all the same.
     """
     tokens = check_token_ids("prompt", prompt_token_ids, info)
     if params.truncate_prompt_tokens is not None:
@@ -68,6 +73,7 @@ def accept(
     ends = {*eos, *stop_ids, *stop_names} if params.min_tokens else set()
     _check_candidates(allowed, {word[0] for word in bad_words if len(word) == 1} | ends)
     grammar = None if params.structured_outputs is None else info.grammars.compile(params.structured_outputs)
+    grammar_after, grammar_opener = ((), None) if grammar is None else _thinking_tokens(info, thinking)
     seed = seed_source.getrandbits(64) if params.seed is None else params.seed % 2**64
     requests = []
     for index in range(params.n):
@@ -90,9 +96,11 @@ def accept(
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
             grammar=grammar,
+            grammar_after=grammar_after,
+            grammar_opener=grammar_opener,
         )
         requests.append(Request(choice_id(request_id, index), list(tokens), rules, priority, cache_salt or ""))
-    return Intake(request_id, tokens, params, requests, stop_strings, stop_names)
+    return Intake(request_id, tokens, params, requests, stop_strings, stop_names, shown_ids)
 
 
 def choice_id(request_id: str, index: int) -> str:
@@ -132,6 +140,17 @@ def _check_logprobs(field: str, value: int | None, info: ModelInfo) -> None:
         raise RequestError(f"{field} -1, the whole vocabulary, needs an engine with max_logprobs -1", field)
     if value > info.max_logprobs:
         raise RequestError(f"{field} must be at most {info.max_logprobs} (max_logprobs), not {value}", field)
+
+
+def _thinking_tokens(info: ModelInfo, thinking: Thinking) -> tuple[tuple[int, ...], int | None]:
+    """The tokens that end the thinking, and the one that opens it if it is not open yet; none if there is none."""
+    if info.formats.reasoning is None or thinking is Thinking.OFF:
+        return (), None
+    begin, end = info.formats.think_begin, info.formats.think_end
+    if thinking is Thinking.OPEN:
+        return end, None
+    # A grammar can wait for one token only; a model that spells the tag in several answers at once.
+    return (end, begin[0]) if len(begin) == 1 else ((), None)
 
 
 def _split_stops(params: SamplingParams, info: ModelInfo) -> tuple[tuple[str, ...], dict[int, str]]:

@@ -27,6 +27,7 @@ from paceline.runner.profile import size_kv
 from paceline.runner.runner import ModelRunner
 from paceline.sample.grammar import Grammars, Vocabulary
 from paceline.sampling_params import SamplingParams
+from paceline.text.answer_formats import answer_formats, reasoning_format, tool_format
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         decode_blocks_ahead=config.decode_blocks_ahead,
     )
     manager = KvManager(kv_size.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    sources = "" if template is None else template.sources
     eos = tuple(sorted({*tokenizer.eos_ids, *spec.eos_token_ids}))
     info = ModelInfo(
         name=config.model,
@@ -105,6 +107,9 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         max_logprobs=config.max_logprobs,
         max_cached_tokens=kv_size.num_blocks * config.block_size,
         default_params=_generation_defaults(checkpoint.generation_config),
+        formats=answer_formats(
+            reasoning_format(config.reasoning_parser, sources), tool_format(config.tool_call_parser, sources), tokenizer
+        ),
         grammars=grammars,
         numerics=ops.numerics,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.sample.grammar import Grammars
+from paceline.text.answer_formats import AnswerFormats
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class ModelInfo:
     max_logprobs: largest number of likeliest tokens a request may ask for; -1 is the vocabulary.
     max_cached_tokens: tokens that the key-value store holds.
     default_params: sampling defaults of the model's generation config, by their names in SamplingParams.
+    formats: how the model writes thinking and tool calls.
     grammars: compiles what structured output asks for; the runner has the same.
     numerics: names everything that may change a bit of the results.
     """
@@ -35,5 +37,6 @@ class ModelInfo:
     max_logprobs: int
     max_cached_tokens: int
     default_params: Mapping[str, float | int]
+    formats: AnswerFormats
     grammars: Grammars
     numerics: str

@@ -9,6 +9,11 @@ from paceline.engine.intake import check_token_ids
 from paceline.engine.model_info import ModelInfo
 from paceline.errors import RequestError
 from paceline.text import chat_prompt
+from paceline.text.answer_parser import Thinking
+from paceline.text.messages import normalise_messages
+
+PROMPT_TAIL = 32
+"""Tokens at the end of a prompt that tags are looked for in."""
 
 
 def encode_prompt(
@@ -44,3 +49,29 @@ def encode_chat(
         continue_final_message=continue_final_message,
         template_kwargs=template_kwargs,
     )
+
+
+def thinking_after(
+    info: ModelInfo, prompt_token_ids: Sequence[int], continued: Sequence[Mapping[str, Any]] | None = None
+) -> Thinking:
+    """What a conversation's prompt says of the thinking of the answer.
+
+    The template's own last words tell it: they leave a thinking part open, or close it. Only where the final message
+    of ``continued`` goes on, that message does.
+    """
+    reasoning = info.formats.reasoning
+    if reasoning is None:
+        return Thinking.OFF
+    text = info.tokenizer.decode(prompt_token_ids[-PROMPT_TAIL:], skip_special=False).rstrip()
+    if continued:
+        final = str(normalise_messages(continued)[-1]["content"])
+        if reasoning.begin in final or reasoning.end in final:
+            opens = final.rfind(reasoning.begin) > final.rfind(reasoning.end)
+            return Thinking.OPEN if opens else Thinking.OFF
+        if final.strip():
+            return Thinking.OFF
+    if text.endswith(reasoning.begin):
+        return Thinking.OPEN
+    if text.endswith(reasoning.end):
+        return Thinking.OFF
+    return Thinking.OPEN if reasoning.always else Thinking.POSSIBLE

@@ -18,11 +18,13 @@ from typing import Any
 
 from paceline.engine.intake import Intake, accept
 from paceline.engine.load import LoadedEngine
+from paceline.engine.model_info import ModelInfo
 from paceline.engine.outputs import ChoiceDelta
 from paceline.engine.prompts import encode_chat, encode_prompt
 from paceline.engine.text_side import RequestUpdate, TextSide
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
+from paceline.text.answer_parser import Thinking
 from paceline.types import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -101,6 +103,10 @@ class AsyncEngine:
         return self._info.tokenizer
 
     @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
     def default_params(self) -> Mapping[str, float | int]:
         return self._info.default_params
 
@@ -165,8 +171,13 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        thinking: Thinking = Thinking.OFF,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> RequestStream:
-        """Queue a request. Returns once it is accepted; raises RequestError or QueueFull if it is not."""
+        """Queue a request (see :func:`~paceline.engine.intake.accept`).
+
+        Returns once it is accepted; raises RequestError or QueueFull if it is not.
+        """
         if self._failure is not None or self._thread is None:
             raise RuntimeError(f"the engine does not run: {self._failure or 'not started'}")
         # Not on the loop: the tokenizer, which stop strings and bad words need, may be busy with a long prompt.
@@ -179,6 +190,8 @@ class AsyncEngine:
             seed_source=self._seeds,
             priority=priority,
             cache_salt=cache_salt,
+            thinking=thinking,
+            shown_ids=shown_ids,
         )
         if request_id in self._streams:
             raise RequestError(f"a request with the id {request_id!r} is running", "request_id")

@@ -100,7 +100,9 @@ class _Choice:
         self._min_tokens = params.min_tokens
         self._show_stop = params.include_stop_str_in_output
         self._detokenizer = tokenizer.detokenizer(
-            skip_special=params.skip_special_tokens, prompt_tail=intake.prompt_token_ids[-8:]
+            skip_special=params.skip_special_tokens,
+            prompt_tail=intake.prompt_token_ids[-8:],
+            shown=intake.shown_ids,
         )
         self._stops = StopStrings(intake.stop_strings, include=params.include_stop_str_in_output)
         self._num_tokens = 0

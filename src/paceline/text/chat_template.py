@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -156,13 +157,23 @@ class ChatTemplate:
                 raise jinja2.TemplateError(f"its text is longer than {MAX_OUTPUT_CHARS} characters")
         return "".join(pieces)
 
-    def _shows(self, probe: str, content: str | list[dict[str, str]]) -> bool:
-        """Whether the template can show content of this form, which contains the probe."""
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template shows the tools that it is given."""
+        probe = next(unused_characters(self.sources))
+        function = {"name": probe, "description": "", "parameters": {"type": "object", "properties": {}}}
+        return self._shows(probe, "", tools=[{"type": "function", "function": function}])
+
+    def _shows(
+        self, probe: str, content: str | list[dict[str, str]], tools: list[dict[str, Any]] | None = None
+    ) -> bool:
+        """Whether the template can show content of this form, or tools, of which one contains the probe."""
+        template = self._tool_template if self._tool_template and tools else self._template
         with self._lock:
             self._environment.deadline = time.monotonic() + self._time_limit
-            variables = {"messages": [{"role": "user", "content": content}], "tools": None}
+            variables = {"messages": [{"role": "user", "content": content}], "tools": tools}
             try:
-                return probe in self._collect(self._template, {**variables, **self._tokens})
+                return probe in self._collect(template, {**variables, **self._tokens})
             except Exception:
                 return False
 

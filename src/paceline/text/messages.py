@@ -14,9 +14,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 def normalise_messages(messages: object) -> list[dict[str, Any]]:
     """New messages whose content is a string and whose tool calls have their arguments as objects.
 
-    ``developer`` is the newer name of ``system``. The parts of a content list are joined without a separator. Content
-    may be absent or null beside tool calls only, and is then empty. Normalising twice changes nothing. Raises
-    RequestError (``messages``) for what is not a conversation.
+    ``developer`` is the newer name of ``system``, ``reasoning`` another of ``reasoning_content``. The parts of a
+    content list are joined without a separator. Content may be absent or null beside tool calls only, and is then
+    empty. Normalising twice changes nothing. Raises RequestError (``messages``) for what is not a conversation.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list with at least one message", "messages")
@@ -31,6 +31,8 @@ def _normalise(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, not {role!r}", "messages")
     result = {key: value for key, value in message.items() if value is not None}
     result["role"] = "system" if role == "developer" else role
+    if "reasoning" in result:
+        result.setdefault("reasoning_content", result["reasoning"])
     calls = _tool_calls(where, result.pop("tool_calls", None))
     if calls:
         result["tool_calls"] = calls

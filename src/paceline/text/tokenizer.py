@@ -100,11 +100,16 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special=skip_special)
         return detokenizer.push(ids) + detokenizer.finish()
 
-    def detokenizer(self, *, skip_special: bool, prompt_tail: Sequence[int] = ()) -> Detokenizer:
-        """An incremental decoder for tokens that follow ``prompt_tail``: the whole prompt, or its last few tokens."""
+    def detokenizer(
+        self, *, skip_special: bool, prompt_tail: Sequence[int] = (), shown: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """An incremental decoder for tokens that follow ``prompt_tail``: the whole prompt, or its last few tokens.
+
+        The tokens in ``shown`` are written, even if they are special.
+        """
         return Detokenizer(
             self.token_bytes,
-            skip=self.special_ids if skip_special else frozenset(),
+            skip=self.special_ids - shown if skip_special else frozenset(),
             strips_space=self._parts.strips_space,
             prompt_tail=prompt_tail,
         )

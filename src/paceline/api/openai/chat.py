@@ -9,14 +9,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.api.openai.answers import Answer, join_delta
 from paceline.api.openai.generation import Generation, generating
 from paceline.api.openai.json_text import to_json
 from paceline.api.openai.logprobs import chat_logprobs, prompt_logprobs_by_id
 from paceline.api.openai.prompts import encode_messages
-from paceline.api.openai.requests import ChatBody, Wanted, parse_body, wanted
+from paceline.api.openai.requests import ChatBody, Wanted, parse_body, structure_fields, wanted
 from paceline.api.openai.service import Service
 from paceline.api.openai.streaming import DONE, EventStream, event, unless_client_leaves
 from paceline.engine.outputs import ChoiceDelta
+from paceline.engine.prompts import thinking_after
+from paceline.engine.tools import ToolChoice, parse_tools, required_calls
 from paceline.errors import RequestError
 
 CHUNK = "chat.completion.chunk"
@@ -26,48 +29,72 @@ UNSUPPORTED_IN_CHAT = {"echo": (False,), "add_special_tokens": (False,), "parse_
 async def create_chat_completion(service: Service, request: Request) -> Response:
     body = parse_body(ChatBody, await service.read_object(request), refuse=UNSUPPORTED_IN_CHAT)
     service.served_name(body.model)
-    chat = _Chat(service, _wanted(service, body))
+    choice = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    chat = _Chat(service, _wanted(service, body, choice), choice)
     if body.stream:
         return EventStream(chat.events(), service.config.ping_interval)
     answer = await unless_client_leaves(request.receive, chat.answer())
     return Response(to_json(answer), media_type="application/json")
 
 
-def _wanted(service: Service, body: ChatBody) -> Wanted[ChatBody]:
+def _wanted(service: Service, body: ChatBody, choice: ToolChoice) -> Wanted[ChatBody]:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
-    return wanted(
+    asked = wanted(
         body,
         service.engine.default_params,
         max_tokens=None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         scores=body.prompt_logprobs is not None,
+        calls=required_calls(service.engine.info, choice),
         spelt={"logprobs": "top_logprobs", "prompt": "messages"},
     )
+    if choice.tools and structure_fields(body):
+        field = structure_fields(body)[0]
+        raise RequestError(f"{field} and tools exclude each other, unless tool_choice is none", field)
+    return asked
 
 
 class _Chat:
     """One conversation to be continued, and the two forms of the answer."""
 
-    def __init__(self, service: Service, asked: Wanted[ChatBody]) -> None:
+    def __init__(self, service: Service, asked: Wanted[ChatBody], choice: ToolChoice) -> None:
         self._service = service
+        self._choice = choice
+        self._answers: list[Answer] = []
+        # What tokens brought whose text was held back, by choice.
+        self._brought: list[dict[str, Any]] = [{} for _ in range(asked.params.n)]
         self._asked = asked
         self._body = asked.body
         self._params = asked.params
         self._tokenizer = service.engine.tokenizer
 
     async def _generating(self) -> AbstractAsyncContextManager[Generation]:
-        tokens = await encode_messages(self._service, self._body)
-        return generating(self._service, self._asked, [tokens], prefix="chatcmpl")
+        info = self._service.engine.info
+        tokens = await encode_messages(self._service, self._body, self._choice.tools)
+        thinking = thinking_after(info, tokens, self._body.messages if self._body.continue_final_message else None)
+        self._answers = [Answer(info, self._choice, thinking) for _ in range(self._params.n)]
+        return generating(
+            self._service, self._asked, [tokens], prefix="chatcmpl", thinking=thinking, shown_ids=info.formats.shown_ids
+        )
+
+    def _follow(self, generation: Generation) -> None:
+        """Let the usage tell of the thinking."""
+        if self._service.engine.info.formats.reasoning is not None:
+            generation.reasoning_tokens = lambda: sum(answer.reasoning_tokens for answer in self._answers)
 
     # ---- in one piece
 
     async def answer(self) -> dict[str, Any]:
         choices = [self._empty_choice(index) for index in range(self._params.n)]
         async with await self._generating() as generation:
+            self._follow(generation)
             async for index, delta in generation.deltas():
                 for piece in self._pieces(index, delta):
                     _join(choices[index], piece)
+            for choice in choices:
+                if choice["message"].get("tool_calls") and not choice["message"]["content"]:
+                    choice["message"]["content"] = None
             stream = generation.streams[0]
             answer = {
                 **generation.head("chat.completion"),
@@ -100,6 +127,7 @@ class _Chat:
         """Role, content and finish chunks of every choice, usage if asked for, and the end mark."""
         options = self._asked.options
         async with await self._generating() as generation:
+            self._follow(generation)
             begun = False
             async for index, delta in generation.deltas():
                 if not begun:
@@ -121,18 +149,24 @@ class _Chat:
             yield chunk
 
     def _pieces(self, index: int, delta: ChoiceDelta) -> Iterator[dict[str, Any]]:
-        """A delta as one piece for its text and one for its end; what its tokens bring goes with the first of them."""
-        brought: dict[str, Any] = {}
+        """A delta as the pieces of its text and one for its end; what its tokens bring goes with the first of them."""
+        answer, brought = self._answers[index], self._brought[index]
         if self._params.logprobs is not None and delta.token_ids:
-            brought["logprobs"] = chat_logprobs(self._tokenizer, delta.logprobs, self._params.logprobs)
+            logprobs = chat_logprobs(self._tokenizer, delta.logprobs, self._params.logprobs)
+            if "logprobs" in brought:
+                logprobs["content"] = brought["logprobs"]["content"] + logprobs["content"]
+            brought["logprobs"] = logprobs
         if self._body.return_token_ids:
-            brought["token_ids"] = list(delta.token_ids)
-        if delta.text:
-            yield {**_piece(index, {"content": delta.text}), **brought}
-            brought = {}
+            brought["token_ids"] = brought.get("token_ids", []) + list(delta.token_ids)
+        for part in answer.deltas(delta):
+            yield {**_piece(index, part), **self._take_brought(index)}
         if delta.finish_reason is not None:
-            end = {"finish_reason": delta.finish_reason.value, "stop_reason": delta.stop_reason}
-            yield {**_piece(index, {}), **brought, **end}
+            end = {"finish_reason": answer.finish_reason(delta.finish_reason), "stop_reason": delta.stop_reason}
+            yield {**_piece(index, {}), **self._take_brought(index), **end}
+
+    def _take_brought(self, index: int) -> dict[str, Any]:
+        brought, self._brought[index] = self._brought[index], {}
+        return brought
 
 
 def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +175,7 @@ def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:
 
 def _join(choice: dict[str, Any], piece: dict[str, Any]) -> None:
     """Add a piece to a choice of the whole answer."""
-    choice["message"]["content"] += piece["delta"].get("content", "")
+    join_delta(choice["message"], piece["delta"])
     if piece["logprobs"] is not None:
         choice["logprobs"]["content"] += piece["logprobs"]["content"]
     if "token_ids" in piece:

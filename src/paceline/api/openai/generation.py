@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from paceline.api.openai.requests import MAX_SEQUENCES, StreamOptions, Wanted
 from paceline.api.openai.service import Service
 from paceline.engine.outputs import ChoiceDelta
 from paceline.errors import GRAMMAR_FAILED, NO_TOKEN_LEFT, RequestError
+from paceline.text.answer_parser import Thinking
 from paceline.types import FinishReason
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Generation:
         numerics: names everything that may change a bit of the answer but the request itself.
         num_choices: of each prompt.
         streams: in the order of the prompts.
+        reasoning_tokens: tells how many output tokens were thinking so far, for a route that knows.
     """
 
     def __init__(self, answer_id: str, model: str, numerics: str, num_choices: int) -> None:
@@ -39,6 +41,7 @@ class Generation:
         self.numerics = numerics
         self.num_choices = num_choices
         self.streams: list[RequestStream] = []
+        self.reasoning_tokens: Callable[[], int] | None = None
         self._news: asyncio.Queue[tuple[int, ChoiceDelta] | Exception] = asyncio.Queue()
         self._followers: list[asyncio.Task[None]] = []
         self._num_open = 0
@@ -106,12 +109,15 @@ class Generation:
     def usage(self) -> dict[str, Any]:
         """Tokens so far. A prompt counts once, however many choices it has."""
         prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "total_tokens": prompt_tokens + self._completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(stream.num_cached_tokens for stream in self.streams)},
         }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens()}
+        return usage
 
     async def _follow(self, prompt: int, stream: RequestStream) -> None:
         try:
@@ -123,9 +129,17 @@ class Generation:
 
 @asynccontextmanager
 async def generating(
-    service: Service, wanted: Wanted[Any], prompts: Sequence[Sequence[int]], *, prefix: str
+    service: Service,
+    wanted: Wanted[Any],
+    prompts: Sequence[Sequence[int]],
+    *,
+    prefix: str,
+    thinking: Thinking = Thinking.OFF,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> AsyncIterator[Generation]:
     """Submit the prompts; on leaving, for whatever reason, nothing of them runs on.
+
+    ``thinking`` and ``shown_ids`` are those of :func:`~paceline.engine.intake.accept`.
 
     Raises RequestError and QueueFull if one of them is not accepted (then none is), ApiError 503 for a dead engine.
     """
@@ -144,17 +158,32 @@ async def generating(
     with service.running.registered({generation.id, body.request_id or generation.id}, generation.abort):
         try:
             for index, prompt in enumerate(prompts):
-                generation.add(await _submit(service, wanted, prompt, f"{prefix}-{own_id}-{index}"))
+                generation.add(
+                    await _submit(service, wanted, prompt, f"{prefix}-{own_id}-{index}", thinking, shown_ids)
+                )
             yield generation
         finally:
             generation.close()
 
 
-async def _submit(service: Service, wanted: Wanted[Any], prompt: Sequence[int], request_id: str) -> RequestStream:
+async def _submit(
+    service: Service,
+    wanted: Wanted[Any],
+    prompt: Sequence[int],
+    request_id: str,
+    thinking: Thinking,
+    shown_ids: frozenset[int],
+) -> RequestStream:
     body = wanted.body
     try:
         return await service.engine.submit(
-            prompt, wanted.params, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt
+            prompt,
+            wanted.params,
+            request_id=request_id,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            thinking=thinking,
+            shown_ids=shown_ids,
         )
     except RequestError as error:
         raise wanted.respelt(error) from None

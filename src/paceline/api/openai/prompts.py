@@ -59,16 +59,20 @@ async def encode_texts(
     return await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
 
 
-async def encode_messages(service: Service, body: ChatBody | TokenizeBody) -> list[int]:
+async def encode_messages(
+    service: Service, body: ChatBody | TokenizeBody, tools: Sequence[dict[str, Any]] = ()
+) -> list[int]:
     """Ids of a conversation, through the model's template. Raises RequestError naming the field."""
     continues = bool(body.continue_final_message)
 
     def encode() -> list[int]:
         _check_size(service, sum(len(text.encode()) for text in strings_in(body.messages)), "messages")
+        _check_size(service, sum(len(text.encode()) for text in strings_in(tools)), "tools")
         return service.engine.encode_chat(
             body.messages,
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
+            tools=list(tools) or None,
             template_kwargs=body.chat_template_kwargs or {},
         )
 

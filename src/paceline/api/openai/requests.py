@@ -19,6 +19,7 @@ from paceline.api.openai.structured import NAMES, respelt, structured_outputs
 from paceline.api.openai.unsupported import UNSUPPORTED, refuse_unsupported
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
+from paceline.structured_outputs import StructuredOutputs
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ _Object = Annotated[Any, WithJsonSchema({"type": ["object", "null"]})]
 _Schema = Annotated[Any, WithJsonSchema({"type": ["object", "string", "null"]})]
 _Messages = Annotated[Any, WithJsonSchema(_list_of({"type": "object"}))]
 _Prompt = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT), _list_of(_ID), _list_of(_list_of(_ID))]})]
+_Tools = Annotated[Any, WithJsonSchema({"anyOf": [_list_of({"type": "object"}), {"type": "null"}]})]
+_ToolChoice = Annotated[Any, WithJsonSchema({"type": ["string", "object", "null"]})]
 _SWITCH = {"type": ["boolean", "null"]}
 _Options = Annotated[
     dict[str, Any] | None,
@@ -119,6 +122,9 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: _Tools = None
+    tool_choice: _ToolChoice = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -184,6 +190,13 @@ SAMPLING_FIELDS = (
 STRUCTURE_FIELDS = ("response_format", "structured_outputs", "guided_whitespace_pattern", *NAMES)
 
 
+def structure_fields(body: GenerationBody) -> list[str]:
+    """The fields of a body that ask for structured output."""
+    structure, _ = structured_outputs({name: getattr(body, name) for name in STRUCTURE_FIELDS})
+    given = [name for name in STRUCTURE_FIELDS if getattr(body, name) is not None]
+    return given if structure is not None else []
+
+
 WantedT = TypeVar("WantedT", bound=GenerationBody)
 
 
@@ -209,6 +222,7 @@ def wanted(
     logprobs: int | None,
     scores: bool,
     echoed_logprobs: int | None = None,
+    calls: StructuredOutputs | None = None,
     spelt: Mapping[str, str],
 ) -> Wanted[WantedT]:
     """Check what routes have in common.
@@ -219,6 +233,7 @@ def wanted(
         logprobs: what the body asks for, however it says that.
         scores: the body asks for the prompt back, so an answer without new tokens makes sense.
         echoed_logprobs: likeliest tokens to be shown with an echoed prompt, beside ``prompt_logprobs``.
+        calls: the form of an answer that has to be tool calls.
         spelt: names of the route's own for parameters.
 
     Raises RequestError.
@@ -232,6 +247,8 @@ def wanted(
     if echoed_logprobs is not None:
         given["prompt_logprobs"] = _more(echoed_logprobs, given.get("prompt_logprobs"))
     structure, spelt_structure = structured_outputs({name: getattr(body, name) for name in STRUCTURE_FIELDS})
+    if calls is not None:
+        structure, spelt_structure = calls, {"structured_outputs.grammar": "tools", "structured_outputs": "tools"}
     given["structured_outputs"] = structure
     spelt = {**spelt, **spelt_structure}
     try:

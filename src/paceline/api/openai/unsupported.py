@@ -12,8 +12,6 @@ from paceline.errors import RequestError
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # Tools
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "web_search_options": (),
