@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,7 @@ from paceline import LLM, SamplingParams, StructuredOutputs
 from paceline.text.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 from support.live_server import LiveServer, events, live_server
 from support.scripted_runner import ScriptedRunner, saying
-from support.small_text import byte_tokenizer, small_engine
+from support.small_text import END, START, byte_tokenizer, small_engine
 
 PATH = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -284,6 +285,47 @@ def test_a_required_stream_joins_to_valid_calls(caller: LiveServer) -> None:
     check(name, json.loads(arguments))
 
 
+# ---- tags that are control tokens
+
+
+def tagged(**changes: Any) -> Any:
+    return replace(TOOL_FORMATS["hermes"], begin="<start>", end="<end>", **changes)
+
+
+def test_control_tokens_tell_calls_but_stay_out_of_other_answers() -> None:
+    answer = [*b"so ", START, *b'{"name": "go"}', END]
+    cases: list[tuple[int, Any, str]] = [
+        (prompt_length(), {"tools": TOOLS}, "so"),
+        (prompt_length(""), {}, 'so {"name": "go"}'),
+    ]
+    for length, fields, content in cases:
+        runner = ScriptedRunner(saying(length, answer))
+        with live_server(small_engine(runner, template=TEMPLATE, tools=tagged())) as server:
+            choice = whole(server, **fields)
+            assert choice["message"]["content"] == content
+            assert arguments_of(choice) == ([("go", {})] if fields else [])
+
+
+def test_a_required_call_is_written_with_control_tokens() -> None:
+    with live_server(small_engine(template=TEMPLATE, tools=tagged())) as server:
+        choice = whole(server, tools=TOOLS, tool_choice=NAMED, parallel_tool_calls=False, return_token_ids=True)
+        assert (choice["token_ids"][0], choice["token_ids"][-1]) == (START, END)
+        assert arguments_of(choice)[0][0] == "f"
+
+
+def test_a_model_may_open_its_thinking_before_a_structured_answer() -> None:
+    thinks = replace(REASONING_FORMATS["qwen3"], begin="<start>", end="<end>")
+    with live_server(small_engine(template=TEMPLATE, reasoning=thinks)) as server:
+        seen = set()
+        for seed in range(60):
+            choice = whole(server, guided_choice=["a", "b", "c"], seed=seed, temperature=2, return_token_ids=True)
+            opened = choice["token_ids"][0] == START
+            seen.add(opened)
+            if not opened or choice["finish_reason"] == "stop":
+                assert choice["message"]["content"] in ("a", "b", "c")
+        assert seen == {True, False}
+
+
 def refused(server: LiveServer, **fields: Any) -> Any:
     reply = server.post(PATH, messages=MESSAGES, **fields)
     assert reply.status == 400, reply.data
@@ -307,3 +349,21 @@ def test_what_cannot_be_called_is_refused() -> None:
         assert refused(server, tools=bad, tool_choice="required")[0] == "tools"
         assert refused(server, tools=TOOLS, guided_regex="a")[0] == "guided_regex"
         assert whole(server, tools=TOOLS, tool_choice="none", guided_regex="a")["message"]["content"] == "a"
+
+
+@pytest.mark.parametrize("tools", ["hermes", "pythonic", "mistral_args"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": []},
+        {"properties": {"a": 5}},
+        {"properties": {"a": {"type": "thing"}}},
+        {"properties": {"a": {}}, "required": "a"},
+        {"properties": {"a": {"const": "x" * 50_000}, "b": {"const": "y" * 90_000}}},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_parameters_that_cannot_be_a_grammar_are_the_callers(tools: str, parameters: dict[str, Any]) -> None:
+    with live_server(small_engine(template=TEMPLATE, tools=TOOL_FORMATS[tools])) as server:
+        bad = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        assert refused(server, tools=bad, tool_choice="required")[0] == "tools"

@@ -96,7 +96,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the model's chat template; else like :meth:`generate`.
 
-        Without ``max_tokens`` of the caller's own the answer may take the rest of the context.
+        Without ``max_tokens`` of the caller's own the answer may take the rest of the context. Its text is as the model
+        wrote it, thinking and calls included; structured output begins after the thinking.
         """
         info, conversations = self._open.info, _conversation_list(messages)
         ids = [

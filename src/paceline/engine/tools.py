@@ -114,11 +114,17 @@ def required_calls(info: ModelInfo, choice: ToolChoice) -> StructuredOutputs | N
     if info.chat_template is None or not info.chat_template.takes_tools:
         raise RequestError(f"tool_choice: the chat template of {info.name} does not show tools", "tool_choice")
     functions = [tool["function"] for tool in choice.tools if tool["function"]["name"] in choice.must]
-    return StructuredOutputs(grammar=calls_grammar(info.formats, functions, parallel=choice.parallel))
+    try:
+        return StructuredOutputs(grammar=calls_grammar(info.formats, functions, parallel=choice.parallel))
+    except RequestError as error:
+        raise RequestError(f"tools as a grammar: {error}", "tools") from None
 
 
 def calls_grammar(formats: AnswerFormats, functions: Sequence[dict[str, Any]], *, parallel: bool) -> str:
-    """Lark for one call or several of these functions, written as the model's format has it."""
+    """Lark for one call or several of these functions, written as the model's format has it.
+
+    Raises RequestError (``tools``) for parameters that are no schema of an object.
+    """
     tools, marks = formats.tools, formats.marks
     assert tools is not None
     lines = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
@@ -153,16 +159,18 @@ def _call_rules(
 
 def _python_rules(rule: str, schema: dict[str, Any]) -> list[str]:
     """Keyword arguments in the order of the schema, the required ones first."""
-    properties: dict[str, Any] = schema.get("properties") or {}
-    required = set(schema.get("required") or ())
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not all(isinstance(value, dict) for value in properties.values()):
+        raise RequestError("the properties of a function's parameters must be schemas", "tools")
+    if not isinstance(required, list):
+        raise RequestError("required must be a list of names", "tools")
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     rules: list[str] = []
     must: list[str] = []
     may: list[str] = []
     for number, (name, inner) in enumerate(properties.items()):
         argument = f"{rule}_{number}"
-        value = {**inner, **shared} if isinstance(inner, dict) else inner
-        rules.append(f"{argument}: {quoted(name + '=')} {inline_json(json.dumps(value))}")
+        rules.append(f"{argument}: {quoted(name + '=')} {inline_json(json.dumps({**inner, **shared}))}")
         (must if name in required else may).append(argument)
     comma = quoted(", ")
     options = [

@@ -153,10 +153,14 @@ class AnswerFormats:
     think_end: tuple[int, ...] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def shown_ids(self) -> frozenset[int]:
-        """Control tokens that the text of an answer must show if it is to be taken apart."""
-        return frozenset(self.marks.values())
+    def shown_ids(self, *, calls: bool) -> frozenset[int]:
+        """Control tokens that the text of an answer must show if thinking, and ``calls``, are to be found in it."""
+        of_calls = set() if self.tools is None else set(_call_tags(self.tools))
+        return frozenset(token for tag, token in self.marks.items() if calls or tag not in of_calls)
+
+
+def _call_tags(tools: ToolFormat) -> list[str]:
+    return [tools.begin, tools.end, tools.before_arguments]
 
 
 def answer_formats(reasoning: ReasoningFormat | None, tools: ToolFormat | None, tokenizer: Tokenizer) -> AnswerFormats:
@@ -169,7 +173,7 @@ def answer_formats(reasoning: ReasoningFormat | None, tools: ToolFormat | None, 
     if reasoning is not None:
         tags += [reasoning.begin, reasoning.end, reasoning.answer_begin, reasoning.answer_end]
     if tools is not None:
-        tags += [tools.begin, tools.end, tools.before_arguments]
+        tags += _call_tags(tools)
     ids = {tag: tokens(tag) for tag in tags if tag}
     return AnswerFormats(
         reasoning,

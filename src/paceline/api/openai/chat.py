@@ -74,9 +74,8 @@ class _Chat:
         tokens = await encode_messages(self._service, self._body, self._choice.tools)
         thinking = thinking_after(info, tokens, self._body.messages if self._body.continue_final_message else None)
         self._answers = [Answer(info, self._choice, thinking) for _ in range(self._params.n)]
-        return generating(
-            self._service, self._asked, [tokens], prefix="chatcmpl", thinking=thinking, shown_ids=info.formats.shown_ids
-        )
+        shown = info.formats.shown_ids(calls=bool(self._choice.tools))
+        return generating(self._service, self._asked, [tokens], prefix="chatcmpl", thinking=thinking, shown_ids=shown)
 
     def _follow(self, generation: Generation) -> None:
         """Let the usage tell of the thinking."""
