@@ -2,8 +2,8 @@
 
     python benchmarks/tool_call.py MODEL
 
-MODEL has a chat template that shows tools, for instance Qwen2.5-Coder-0.5B-Instruct. Prints each answer and how often the
-right function was called with arguments that fit its schema; exits with 1 if a required call was not.
+MODEL has a chat template that shows tools, for instance Qwen2.5-Coder-0.5B-Instruct. Prints each answer and how often
+the right function was called with the right arguments; exits with 1 if one of the required calls was not.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def calls_grammar(formats: AnswerFormats, functions: Sequence[dict[str, Any]], *
         calls = f"call ({quoted(tools.separator)} call)*"
     begin, end = _mark(tools.begin, marks), _mark(tools.end, marks)
     padding = _text(tools.padding)
-    if tools.bare:
+    if tools.bare_if_required:
         begin = ""
     lines.append(f"group: {_sequence(begin, padding, _text(tools.open), calls, _text(tools.close), padding, end)}")
     again = f"({_sequence(_text(tools.between), 'group')})*" if parallel and begin and not tools.separator else ""

@@ -53,7 +53,8 @@ class ToolFormat:
         open, close: around the calls, between ``begin`` and ``end``.
         separator: between two calls of these; empty: there is one.
         between: between ``end`` and the next ``begin``.
-        bare: calls may come without ``begin`` at the start of the answer.
+        bare: calls may come without ``begin`` at the start of the answer; small models leave it out.
+        bare_if_required: and that is how they are written where they are required.
         arguments: the key of the arguments in an OBJECT. Both of :data:`ARGUMENT_KEYS` are understood.
         before_arguments: what stands between name and arguments of a NAME call. An OBJECT format that has it
             understands both ways to write a call.
@@ -70,6 +71,7 @@ class ToolFormat:
     separator: str = ""
     between: str = "\n"
     bare: bool = False
+    bare_if_required: bool = False
     arguments: str = "arguments"
     before_arguments: str = ""
     id_prefix: str = "call_"
@@ -93,7 +95,7 @@ REASONING_FORMATS = {
 }
 """By the names that ``reasoning_parser`` takes."""
 
-_HERMES = ToolFormat("hermes", CallSyntax.OBJECT, begin="<tool_call>", end="</tool_call>", padding="\n")
+_HERMES = ToolFormat("hermes", CallSyntax.OBJECT, begin="<tool_call>", end="</tool_call>", padding="\n", bare=True)
 _MISTRAL = ToolFormat(
     "mistral", CallSyntax.OBJECT, begin="[TOOL_CALLS]", open="[", close="]", separator=", ", between="",
     before_arguments="[ARGS]", id_prefix="", id_length=9,
@@ -103,7 +105,13 @@ _MISTRAL_ARGS = ToolFormat(
     id_length=9,
 )  # fmt: skip
 _LLAMA3 = ToolFormat(
-    "llama3_json", CallSyntax.OBJECT, begin="<|python_tag|>", separator="; ", bare=True, arguments="parameters"
+    "llama3_json",
+    CallSyntax.OBJECT,
+    begin="<|python_tag|>",
+    separator="; ",
+    bare=True,
+    bare_if_required=True,
+    arguments="parameters",
 )
 _PYTHONIC = ToolFormat("pythonic", CallSyntax.PYTHON, open="[", close="]", separator=", ", bare=True)
 

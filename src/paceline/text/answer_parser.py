@@ -176,7 +176,8 @@ class AnswerParser:
         end_mark = self._reasoning.answer_end if self._reasoning is not None and self._trims else ""
         marks = [mark for mark in (tools.begin if tools else "", end_mark) if mark]
         if tools is not None and tools.bare:
-            yield from self._read_calls(tools, "")
+            while (yield from self._read_calls(tools, "")):
+                pass
         held = ""
         while True:
             character = yield from self.next()
@@ -204,14 +205,15 @@ class AnswerParser:
 
     # ---- calls
 
-    def _read_calls(self, tools: ToolFormat, mark: str) -> Step:
-        """The calls behind ``mark``. If there are none, the mark and what was read are content."""
+    def _read_calls(self, tools: ToolFormat, mark: str) -> Try:
+        """Whether there are calls behind ``mark``. If not, the mark and what was read are content."""
         reader = _CallReader(self, tools, announced=bool(mark))
         if not (yield from reader.read()):
             self._say(mark + reader.read_so_far)
-            return
+            return False
         if tools.end:
             yield from self._match(tools.end)
+        return True
 
     def begin_call(self, name: str) -> int:
         """Count a call, and tell of it if it is wanted."""
@@ -248,7 +250,7 @@ class _CallReader:
         tools = self._tools
         first = yield from self._skip_blanks()
         syntax, bracket = tools.syntax, tools.open
-        if tools.begin and not tools.bare and syntax is not CallSyntax.PYTHON:
+        if self._announced and syntax is not CallSyntax.PYTHON:
             # Both ways to write calls behind the same tag are understood.
             bracket = "[" if first == "[" else ""
             if first in ("[", "{"):
