@@ -14,7 +14,7 @@ class RequestError(ValueError):
         self.param = param
 
 
-NO_TOKEN_LEFT = "no token is left to choose from: allowed_token_ids, bad_words and a grammar together forbid every one"
+NO_TOKEN_LEFT = "no token is left to choose from: allowed_token_ids, bad_words, min_tokens and grammar forbid every one"
 """Why a sequence ends that its own rules led into a corner: the caller's doing, though it shows on the way only."""
 
 

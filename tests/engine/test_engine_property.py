@@ -145,9 +145,11 @@ def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
             grammar=grammars_of_tokens().compile(rng.choice(STRUCTURES)),
             grammar_after=(after := rng.choice([(), (), (5,), (7, 8)])),
             grammar_opener=rng.choice([None, 3]) if after else None,
-            # Together with these a grammar would often leave nothing to choose.
+            # Together with these a grammar would often leave nothing to choose; the end token is no text to it.
             bad_words=(),
             allowed_token_ids=None,
+            eos_token_ids=rng.choice([(), (len(WORDS),)]),
+            stop_token_ids=(),
         )
     if rng.random() < 0.15:
         rules = replace(rules, prompt_logprobs=rng.choice([0, 2]))
