@@ -175,7 +175,7 @@ def answer_formats(reasoning: ReasoningFormat | None, tools: ToolFormat | None, 
     """Looks up the formats' tags in the vocabulary."""
 
     def tokens(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_special=False))
+        return tuple(tokenizer.spellings(text)[0])
 
     tags: list[str] = []
     if reasoning is not None:
