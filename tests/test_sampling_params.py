@@ -47,6 +47,8 @@ from paceline.errors import RequestError
         *[("allowed_token_ids", v) for v in ([], [-1], "1", [1.0])],
         *[("logprobs", v) for v in (-2, 1.0, "1", True)],
         *[("prompt_logprobs", v) for v in (-2, True)],
+        *[("temp_scaled_logprobs", v) for v in (1, None)],
+        *[("top_p_normalized_logprobs", v) for v in (0, "yes")],
         *[("skip_special_tokens", v) for v in (1, None)],
         *[("truncate_prompt_tokens", v) for v in (0, -1, 1.5)],
     ],

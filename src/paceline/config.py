@@ -26,6 +26,10 @@ LIMITS: dict[str, tuple[float, float]] = {
     "num_threads": (1, 1024),
 }
 """Smallest and largest value of each numeric setting."""
+CHOICES: dict[str, tuple[str, ...]] = {
+    "logprobs_mode": ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"),
+}
+"""The values of each setting that has a few."""
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """The alias of the model that runs when none is named; ``checkpoint/aliases.py`` knows where it comes from."""
 
@@ -54,6 +58,9 @@ class EngineConfig:
         queue_timeout: seconds a request may wait before it is refused; None is no limit.
         admission_age_limit: times that a waiting request may be passed over because it does not fit yet.
         max_logprobs: largest ``logprobs`` a request may ask for; -1 is the whole vocabulary.
+        logprobs_mode: "raw_logprobs" are those of the logits as the model gave them, "processed_logprobs" those that
+            tokens are chosen from, after all edits and the temperature; "raw_logits" and "processed_logits" report
+            logits in their place.
         num_threads: threads of the kernels; None takes the cores this process may really use.
         seed: makes the seeds reproducible that are drawn for requests without one; None draws from the system.
     """
@@ -76,6 +83,7 @@ class EngineConfig:
     queue_timeout: float | None = None
     admission_age_limit: int = 64
     max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
     num_threads: int | None = None
     seed: int | None = None
 
@@ -92,6 +100,8 @@ class EngineConfig:
             low, high = LIMITS.get(field.name, (None, None))
             if value is not None and low is not None and high is not None and not low <= value <= high:
                 raise ConfigError(f"{field.name} must be from {low} to {high}, not {value}")
+            if field.name in CHOICES and value not in CHOICES[field.name]:
+                raise ConfigError(f"{field.name} must be one of {', '.join(CHOICES[field.name])}, not {value!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)

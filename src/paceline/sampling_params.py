@@ -15,6 +15,10 @@ MAX_LISTED_IDS = 1024
 MAX_BAD_WORDS = 256
 MIN_REPETITION_PENALTY = 1e-3
 """Dividing by less would carry ordinary logits out of float32."""
+SWITCHES = (
+    "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "temp_scaled_logprobs",
+    "top_p_normalized_logprobs",
+)  # fmt: skip
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would only amplify rounding."""
 
@@ -48,6 +52,10 @@ class SamplingParams:
         allowed_token_ids: if given, only these ids can be chosen.
         logprobs: if given, log-probabilities of the chosen token and of this many likeliest ones; -1 is all.
         prompt_logprobs: the same for the prompt's tokens.
+        temp_scaled_logprobs: log-probabilities of the output are those of the logits divided by the temperature,
+            unless that is 0. Processed ones are in any case.
+        top_p_normalized_logprobs: log-probabilities of the output are those within the top-p set; a token outside of
+            it has -9999. Its rank remains that among all tokens.
         skip_special_tokens: leave special tokens out of the text.
         truncate_prompt_tokens: keep only this many tokens from the end of the prompt.
     """
@@ -72,6 +80,8 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    temp_scaled_logprobs: bool = False
+    top_p_normalized_logprobs: bool = False
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
 
@@ -105,7 +115,7 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, -1, None)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false", name)
         if self.truncate_prompt_tokens is not None:

@@ -11,6 +11,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+class LogprobsMode(StrEnum):
+    """Which numbers are reported as log-probabilities.
+
+    The raw ones are those of the logits as the model gave them. The processed ones are those from which a token is
+    chosen, before min-p, top-k and top-p: after every edit, and divided by the temperature unless that is 0.
+    """
+
+    RAW_LOGPROBS = "raw_logprobs"
+    RAW_LOGITS = "raw_logits"
+    PROCESSED_LOGPROBS = "processed_logprobs"
+    PROCESSED_LOGITS = "processed_logits"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRules:
     """How one sequence chooses its tokens and when it ends: sampling parameters with every text turned into ids.
@@ -26,7 +39,10 @@ class TokenRules:
         stop_token_ids: the caller's end tokens; ending there reports the id.
         bad_words: sequences whose last token is masked whenever the ones before it were just generated.
         logprobs: None is off; k asks for the chosen token and the k likeliest.
-        prompt_logprobs: likewise for the prompt; such a request does not use cached prefixes.
+        prompt_logprobs: likewise for the prompt; such a request does not use cached prefixes. They are raw in every
+            mode.
+        temp_scaled_logprobs: divide raw logits by the temperature, unless that is 0, before they are normalised.
+        top_p_normalized_logprobs: share the probability among the tokens of the top-p set alone.
     """
 
     temperature: float = 1.0
@@ -46,6 +62,9 @@ class TokenRules:
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
+    temp_scaled_logprobs: bool = False
+    top_p_normalized_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +112,9 @@ class StepPlan:
 class TokenLogprobs:
     """Log-probabilities at one position: of the token that stands there, and of the likeliest ones.
 
-    ``rank`` counts the tokens at least as likely as this one, itself included: 1 is the best. ``top_ids`` and
-    ``top_logprobs`` run from the likeliest down, equal ones by smaller id.
+    They are logits where :class:`LogprobsMode` says so. ``rank`` counts the tokens at least as likely as this one,
+    itself included: 1 is the best. ``top_ids`` and ``top_logprobs`` run from the likeliest down, equal ones by smaller
+    id.
     """
 
     token_id: int

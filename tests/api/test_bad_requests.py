@@ -73,6 +73,8 @@ BOTH: list[tuple[str, Any]] = [
     *[("allowed_token_ids", bad) for bad in [[], 5, [259], ["1"], [-1]]],
     *[("prompt_logprobs", bad) for bad in [True, "1", -2, 21, -1]],
     *[("truncate_prompt_tokens", bad) for bad in [0, -1, "1", True]],
+    *[("temp_scaled_logprobs", bad) for bad in [1, "true"]],
+    *[("top_p_normalized_logprobs", bad) for bad in [1, "true"]],
     *[("include_stop_str_in_output", bad) for bad in [1, "true"]],
     *[("ignore_eos", bad) for bad in [1, "true"]],
     *[("skip_special_tokens", bad) for bad in [1, "true"]],
@@ -114,7 +116,6 @@ BOTH: list[tuple[str, Any]] = [
     ("chat_template", "{{ x }}"),
     ("return_tokens_as_token_ids", True),
     ("spaces_between_special_tokens", True),
-    ("temp_scaled_logprobs", True),
     ("kv_transfer_params", {}),
 ]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,6 +153,32 @@ def test_a_prompt_is_scored_alike_whatever_follows(server: LiveServer) -> None:
         forced = server.post(PATH, prompt="some text"[:end], max_tokens=1, logprobs=0, allowed_token_ids=[chosen]).json
         assert step["choices"][0]["logprobs"]["tokens"]
         assert forced["choices"][0]["logprobs"]["token_logprobs"][0] == score(max_tokens=0)[end]
+
+
+def test_logprobs_may_be_those_that_tokens_are_sampled_from(server: LiveServer) -> None:
+    def logprobs(**fields: Any) -> dict[str, Any]:
+        asked = {"prompt": "hello", "max_tokens": 1, "logprobs": 3, "seed": 5, "temperature": 0.5, **fields}
+        found: dict[str, Any] = server.post(PATH, **asked).json["choices"][0]["logprobs"]["top_logprobs"][0]
+        return found
+
+    plain, scaled = logprobs(), logprobs(temp_scaled_logprobs=True)
+    best, second, *_ = sorted(plain, key=lambda name: -plain[name])
+    assert scaled[best] - scaled[second] == pytest.approx(2 * (plain[best] - plain[second]), abs=1e-5)
+    alone = logprobs(top_p_normalized_logprobs=True, top_p=0)
+    assert sorted(alone.values())[-2:] == pytest.approx([-9999.0, 0.0], abs=1e-9)
+
+
+def test_the_whole_vocabulary_is_listed_where_the_engine_allows_it() -> None:
+    loaded = small_engine()
+    with live_server(replace(loaded, info=replace(loaded.info, max_logprobs=-1))) as server:
+        fields = {"prompt": "hello", "max_tokens": 1, "prompt_logprobs": -1, "echo": True}
+        choice = server.post(PATH, **fields, logprobs=-1).json["choices"][0]
+        assert [len(entry or ()) for entry in choice["prompt_logprobs"]] == [0, 259, 259, 259, 259]
+        assert sorted(e["rank"] for e in choice["prompt_logprobs"][1].values()) == list(range(1, 260))
+        assert [len(entry or ()) for entry in choice["logprobs"]["top_logprobs"]] == [0] + [259] * 5
+        # The whole distribution, but for the two numbers of the head that are no tokens.
+        total = sum(math.exp(e["logprob"]) for e in choice["prompt_logprobs"][4].values())
+        assert 0.9 < total < 1
 
 
 def test_prompt_logprobs_can_be_asked_for_beside_an_echo(server: LiveServer) -> None:

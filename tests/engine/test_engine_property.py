@@ -19,7 +19,7 @@ from paceline.ops.api import Ops
 from paceline.ops.cpu import CpuOps
 from paceline.ops.reference import ReferenceOps
 from paceline.runner.runner import ModelRunner
-from paceline.types import FinishReason, TokenEvent, TokenLogprobs, TokenRules
+from paceline.types import FinishReason, LogprobsMode, TokenEvent, TokenLogprobs, TokenRules
 from support.random_model import CONTEXT, VOCAB_SIZE, random_model
 
 TOKENIZER_SIZE = VOCAB_SIZE - 3
@@ -100,6 +100,9 @@ def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
         eos_token_ids=ids(rng.choice([0, 0, 2])),
         stop_token_ids=ids(rng.choice([0, 0, 2])),
         logprobs=rng.choice([None, None, 0, 3, -1]),
+        logprobs_mode=rng.choice(list(LogprobsMode)),
+        temp_scaled_logprobs=rng.random() < 0.5,
+        top_p_normalized_logprobs=rng.random() < 0.5,
     )
     if rng.random() < 0.4:
         rules = replace(
@@ -116,7 +119,7 @@ def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
             allowed_token_ids=ids(30) if rng.random() < 0.5 else None,
         )
     if rng.random() < 0.15:
-        rules = replace(rules, prompt_logprobs=rng.choice([0, 2]))
+        rules = replace(rules, prompt_logprobs=rng.choice([0, 2, -1]))
     return rules
 
 

@@ -9,6 +9,7 @@ import pytest
 from paceline.engine.intake import Intake, accept
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
+from paceline.types import LogprobsMode
 from support.random_model import CONTEXT
 from support.scripted_runner import ScriptedRunner, saying
 from support.small_text import END, EOS, small_engine
@@ -125,3 +126,30 @@ def test_the_whole_vocabulary_may_be_asked_for_where_that_is_allowed() -> None:
     info = replace(INFO, max_logprobs=-1)
     intake = accept(info, (1,), SamplingParams(logprobs=-1), request_id="r", seed_source=random.Random(0))
     assert intake.requests[0].rules.logprobs == -1
+
+
+@pytest.mark.parametrize("mode", [LogprobsMode.RAW_LOGITS, LogprobsMode.PROCESSED_LOGITS])
+@pytest.mark.parametrize("field", ["temp_scaled_logprobs", "top_p_normalized_logprobs"])
+def test_logits_are_not_normalised(mode: LogprobsMode, field: str) -> None:
+    info = replace(INFO, logprobs_mode=mode)
+    plain = accept(info, (1,), SamplingParams(logprobs=1), request_id="r", seed_source=random.Random(0))
+    assert plain.requests[0].rules.logprobs_mode is mode
+    params = SamplingParams(logprobs=1, **{field: True})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=f"{field} needs log-probabilities.*{mode.value}") as caught:
+        accept(info, (1,), params, request_id="r", seed_source=random.Random(0))
+    assert caught.value.param == field
+
+
+def test_the_listed_logprobs_of_a_prompt_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.intake.MAX_PROMPT_LOGPROBS", 600)
+    info = replace(INFO, max_logprobs=-1)
+
+    def ask(num_prompt: int, **params: int) -> None:
+        accept(info, [1] * num_prompt, SamplingParams(**params), request_id="r", seed_source=random.Random(0))
+
+    ask(2, prompt_logprobs=-1)
+    ask(100, prompt_logprobs=6)
+    with pytest.raises(RequestError, match="259 tokens at each of 3 positions, but 600"):
+        ask(3, prompt_logprobs=-1)
+    with pytest.raises(RequestError, match="7 tokens at each of 100 positions"):
+        ask(100, prompt_logprobs=7)

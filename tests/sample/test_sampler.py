@@ -12,10 +12,11 @@ from scipy import stats
 
 from paceline.errors import NO_TOKEN_LEFT
 from paceline.ops.reference import ReferenceOps
+from paceline.sample.logprobs import LOWEST
 from paceline.sample.sampler import Pick, Sampler
 from paceline.sample.state import SamplerState
 from paceline.tensors import FloatArray
-from paceline.types import TokenRules
+from paceline.types import LogprobsMode, TokenRules
 from support import sampling_oracle as oracle
 
 VOCAB = 60
@@ -63,6 +64,9 @@ def random_rules(rng: random.Random) -> TokenRules:
         logit_bias=rng.choice([(), ((3, 4.0), (4, -100.0))]),
         allowed_token_ids=rng.choice([None, None, tuple(range(0, VOCAB, 2))]),
         logprobs=rng.choice([None, 0, 3, -1]),
+        logprobs_mode=rng.choice(list(LogprobsMode)),
+        temp_scaled_logprobs=rng.random() < 0.5,
+        top_p_normalized_logprobs=rng.random() < 0.5,
     )
 
 
@@ -199,6 +203,54 @@ def test_logprobs_are_those_of_the_logits_before_every_edit() -> None:
     assert pick.logprobs.logprob == pytest.approx(0 - total)
     assert pick.logprobs.top_ids == (3, 2)
     assert pick.logprobs.top_logprobs == pytest.approx((3 - total, 2 - total))
+
+
+def test_logprobs_of_every_form_are_those_of_the_definition() -> None:
+    rng, numbers = random.Random(14), np.random.default_rng(14)
+    forms = set()
+    for trial in range(400):
+        rules = replace(random_rules(rng), logprobs=rng.choice([0, 3, -1]))
+        prompt, output = [[rng.randrange(VOCAB) for _ in range(rng.randrange(12))] for _ in range(2)]
+        logits = random_logits(numbers, 1)[0].tolist()
+        pick = pick_alone(rules, logits, prompt, output, position=trial, vocab_size=VOCAB)
+        found = pick.logprobs
+        assert found is not None
+        expected = oracle.logprobs_of(logits, rules, prompt, output, VOCAB)
+        assert found.token_id == pick.token
+        assert found.logprob == pytest.approx(max(expected[found.token_id], LOWEST), abs=2e-5)
+        assert found.top_logprobs == pytest.approx([max(expected[i], LOWEST) for i in found.top_ids], abs=2e-5)
+        # Order and rank are those of the whole distribution, whatever top-p leaves of it.
+        whole = oracle.logprobs_of(logits, replace(rules, top_p=1.0), prompt, output, VOCAB)
+        ranked = sorted(range(VOCAB), key=lambda i: (-whole[i], i))
+        assert list(found.top_ids) == ranked[: VOCAB if rules.logprobs == -1 else rules.logprobs]
+        assert found.rank == sum(value >= whole[found.token_id] for value in whole[:VOCAB])
+        forms.add(
+            (rules.logprobs_mode, rules.temp_scaled_logprobs, rules.top_p_normalized_logprobs and rules.top_p < 1)
+        )
+    assert len(forms) == 16
+
+
+def test_a_top_p_set_of_thousands_of_tokens_is_found_whole() -> None:
+    logits = np.zeros((1, 5000), np.float32)
+    rules = TokenRules(top_p=0.9, top_p_normalized_logprobs=True, logprobs=-1, seed=3)
+    state, sampler = make(1, 5000)
+    state.start(0, rules, [0], 1)
+    [pick] = sampler.sample(logits, [0], [1])
+    assert pick.logprobs is not None
+    values = pick.logprobs.top_logprobs
+    kept = sum(value > LOWEST for value in values)
+    assert kept == pytest.approx(4500, abs=2)
+    assert values[0] == pytest.approx(-math.log(kept), abs=1e-4)
+    assert all(value in (values[0], LOWEST) for value in values)
+
+
+def test_top_p_of_zero_leaves_the_whole_probability_to_the_best_token() -> None:
+    rules = TokenRules(top_p=0.0, top_p_normalized_logprobs=True, logprobs=3)
+    found = pick_alone(rules, [0.3, 2.7, 1.1, 2.7]).logprobs
+    assert found is not None
+    assert (found.token_id, found.rank) == (1, 2)
+    assert found.logprob == pytest.approx(0.0, abs=1e-12)
+    assert found.top_logprobs == pytest.approx((0.0, LOWEST, LOWEST), abs=1e-12)
 
 
 def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:

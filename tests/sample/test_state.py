@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from paceline.sample.state import SamplerState
-from paceline.types import TokenRules
+from paceline.types import LogprobsMode, TokenRules
 
 EVERYTHING = TokenRules(
     temperature=0.5,
@@ -23,6 +23,9 @@ EVERYTHING = TokenRules(
     logit_bias=((6, 1.0),),
     allowed_token_ids=(0, 6),
     logprobs=4,
+    logprobs_mode=LogprobsMode.PROCESSED_LOGITS,
+    temp_scaled_logprobs=True,
+    top_p_normalized_logprobs=True,
 )
 
 

@@ -65,6 +65,24 @@ def kept_tokens(
     return {token: weight[token] / rest for token in order if weight[token] > 0}
 
 
+def logprobs_of(
+    logits: Sequence[float], rules: TokenRules, prompt: Sequence[int], output: Sequence[int], vocab_size: int
+) -> list[float]:
+    """The number reported for each token of the head, minus infinity included, in the form that the rules ask for."""
+    processed = rules.logprobs_mode.startswith("processed")
+    z = edited_logits(logits, rules, prompt, output, vocab_size) if processed else list(logits)
+    if rules.temperature > 0 and (processed or rules.temp_scaled_logprobs):
+        z = [value / rules.temperature for value in z]
+    if rules.logprobs_mode.endswith("logits"):
+        return z
+    if rules.top_p_normalized_logprobs and rules.top_p < 1:
+        kept = kept_tokens(z[:vocab_size], top_p=rules.top_p)
+        return [math.log(kept[token]) if token in kept else -math.inf for token in range(len(z))]
+    peak = max(z)
+    log_sum = peak + math.log(math.fsum(math.exp(value - peak) for value in z))
+    return [value - log_sum for value in z]
+
+
 def scores(
     logits: Sequence[float], kept: Sequence[int], temperature: float, seed: int, position: int
 ) -> dict[int, float]:

@@ -12,7 +12,10 @@ from paceline.errors import RequestError
 from paceline.ops.noise import fold_choice
 from paceline.sampling_params import SamplingParams
 from paceline.text.tokenizer import bad_word_ids
-from paceline.types import TokenRules
+from paceline.types import LogprobsMode, TokenRules
+
+MAX_PROMPT_LOGPROBS = 10_000_000
+"""Log-probabilities listed for one prompt, at most: they are kept until the answer is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,7 @@ def accept(
     if cache_salt is not None and not cache_salt:
         raise RequestError("cache_salt must not be empty", "cache_salt")
     max_tokens = _room(info, len(tokens), params)
-    for field in ("logprobs", "prompt_logprobs"):
-        _check_logprobs(field, getattr(params, field), info)
+    _check_logprobs(params, len(tokens), info)
     stop_strings, stop_names = _split_stops(params, info)
     eos = () if params.ignore_eos else info.eos_token_ids
     stop_ids = check_token_ids("stop_token_ids", params.stop_token_ids or (), info)
@@ -88,6 +90,9 @@ def accept(
             allowed_token_ids=allowed,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
+            logprobs_mode=info.logprobs_mode,
+            temp_scaled_logprobs=params.temp_scaled_logprobs,
+            top_p_normalized_logprobs=params.top_p_normalized_logprobs,
         )
         requests.append(Request(choice_id(request_id, index), list(tokens), rules, priority, cache_salt or ""))
     return Intake(request_id, tokens, params, requests, stop_strings, stop_names)
@@ -123,13 +128,31 @@ def _room(info: ModelInfo, num_prompt: int, params: SamplingParams) -> int:
     return room if params.max_tokens is None else min(params.max_tokens, room)
 
 
-def _check_logprobs(field: str, value: int | None, info: ModelInfo) -> None:
-    if value is None or info.max_logprobs == -1:
-        return
-    if value == -1:
-        raise RequestError(f"{field} -1, the whole vocabulary, needs an engine with max_logprobs -1", field)
-    if value > info.max_logprobs:
-        raise RequestError(f"{field} must be at most {info.max_logprobs} (max_logprobs), not {value}", field)
+def _check_logprobs(params: SamplingParams, num_prompt: int, info: ModelInfo) -> None:
+    for field in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, field)
+        if value is None or info.max_logprobs == -1:
+            continue
+        if value == -1:
+            raise RequestError(f"{field} -1, the whole vocabulary, needs an engine with max_logprobs -1", field)
+        if value > info.max_logprobs:
+            raise RequestError(f"{field} must be at most {info.max_logprobs} (max_logprobs), not {value}", field)
+    if params.prompt_logprobs is not None:
+        listed = info.tokenizer.vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs
+        if num_prompt * listed > MAX_PROMPT_LOGPROBS:
+            raise RequestError(
+                f"prompt_logprobs lists {listed} tokens at each of {num_prompt} positions, "
+                f"but {MAX_PROMPT_LOGPROBS} together at most",
+                "prompt_logprobs",
+            )
+    if info.logprobs_mode in (LogprobsMode.RAW_LOGITS, LogprobsMode.PROCESSED_LOGITS):
+        for field in ("temp_scaled_logprobs", "top_p_normalized_logprobs"):
+            if getattr(params, field):
+                raise RequestError(
+                    f"{field} needs log-probabilities, but this engine reports logits "
+                    f"(logprobs_mode is {info.logprobs_mode})",
+                    field,
+                )
 
 
 def _split_stops(params: SamplingParams, info: ModelInfo) -> tuple[tuple[str, ...], dict[int, str]]:

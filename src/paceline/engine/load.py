@@ -27,6 +27,7 @@ from paceline.runner.profile import size_kv
 from paceline.runner.runner import ModelRunner
 from paceline.sampling_params import SamplingParams
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
+from paceline.types import LogprobsMode
 
 if TYPE_CHECKING:
     from paceline.text.chat_template import ChatTemplate
@@ -100,6 +101,7 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         eos_token_ids=eos,
         max_model_len=kv_size.max_model_len,
         max_logprobs=config.max_logprobs,
+        logprobs_mode=LogprobsMode(config.logprobs_mode),
         max_cached_tokens=kv_size.num_blocks * config.block_size,
         default_params=_generation_defaults(checkpoint.generation_config),
         numerics=ops.numerics,

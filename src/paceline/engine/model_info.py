@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.text.tokenizer import Tokenizer
+from paceline.types import LogprobsMode
 
 if TYPE_CHECKING:
     from paceline.text.chat_template import ChatTemplate
@@ -20,6 +21,7 @@ class ModelInfo:
     eos_token_ids: union of what tokenizer, config and generation config name as end of sequence.
     max_model_len: tokens of prompt and output together.
     max_logprobs: largest number of likeliest tokens a request may ask for; -1 is the vocabulary.
+    logprobs_mode: what is reported as log-probabilities.
     max_cached_tokens: tokens that the key-value store holds.
     default_params: sampling defaults of the model's generation config, by their names in SamplingParams.
     numerics: names everything that may change a bit of the results.
@@ -31,6 +33,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     max_logprobs: int
+    logprobs_mode: LogprobsMode
     max_cached_tokens: int
     default_params: Mapping[str, float | int]
     numerics: str

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from paceline.errors import NO_TOKEN_LEFT
 from paceline.ops.api import Ops
 from paceline.sample.edits import build_edits
-from paceline.sample.logprobs import NOT_FINITE, token_logprobs
+from paceline.sample.logprobs import NOT_FINITE, LogprobsForm, formed_logprobs
 from paceline.sample.state import SamplerState
 from paceline.tensors import ChoiceControls, FloatArray, IntArray
 from paceline.types import TokenLogprobs
@@ -35,14 +35,14 @@ class Sampler:
     def sample(self, logits: FloatArray, slots: Sequence[int], positions: Sequence[int]) -> list[Pick]:
         """Choose for logits [R, V], which are used up; ``positions`` are those that the chosen tokens will have.
 
-        Log-probabilities are raw: those of the logits as the model gave them, before every edit, over the full width
+        Raw log-probabilities are those of the logits as the model gave them, before every edit, over the full width
         of the head. A row on which nothing can be chosen has an error of its own and does not concern the others.
         """
         if not slots:
             return []
-        logprobs = [self._state.logprobs[slot] for slot in slots]
-        wanted = [row for row, k in enumerate(logprobs) if k is not None]
-        raw = logits[wanted] if wanted else logits[:0]
+        forms = {row: form for row, slot in enumerate(slots) if (form := self._state.logprobs[slot]) is not None}
+        raw_rows = [row for row, form in forms.items() if not form.processed]
+        raw = logits[raw_rows] if raw_rows else logits[:0]
         edits = build_edits([self._state.edits[slot] for slot in slots], logits.shape[1], self._state.vocab_size)
         if edits is not None:
             self._ops.edit_logits(logits, edits)
@@ -52,17 +52,22 @@ class Sampler:
             Pick(token) if token >= 0 else Pick(None, error=_reason(logits[row]))
             for row, token in enumerate(chosen.tolist())
         ]
-        if not wanted:
-            return picks
-        scored = [(i, row) for i, row in enumerate(wanted) if chosen[row] >= 0]
-        for k in dict.fromkeys(logprobs[row] for _, row in scored):
-            assert k is not None
-            part = [(i, row) for i, row in scored if logprobs[row] == k]
-            rows = [row for _, row in part]
-            results = token_logprobs(self._ops, raw[[i for i, _ in part]], chosen[rows], k, self._state.vocab_size)
-            for row, result in zip(rows, results, strict=True):
-                picks[row] = Pick(None, error=NOT_FINITE) if result is None else Pick(int(chosen[row]), result)
+        processed_rows = [row for row, form in forms.items() if form.processed]
+        for rows, source in ((raw_rows, raw), (processed_rows, logits[processed_rows] if processed_rows else raw)):
+            for row, result in self._logprobs(source, chosen, rows, [forms[row] for row in rows]):
+                picks[row] = Pick(None, error=NOT_FINITE) if result is None else replace(picks[row], logprobs=result)
         return picks
+
+    def _logprobs(
+        self, source: FloatArray, chosen: IntArray, rows: list[int], forms: list[LogprobsForm]
+    ) -> Iterator[tuple[int, TokenLogprobs | None]]:
+        """Row and log-probabilities, for those of ``rows`` that have chosen; ``source`` are their logits, used up."""
+        scored = [i for i, row in enumerate(rows) if chosen[row] >= 0]
+        if len(scored) < len(rows):
+            source, rows, forms = source[scored], [rows[i] for i in scored], [forms[i] for i in scored]
+        if rows:
+            results = formed_logprobs(self._ops, source, chosen[rows], forms, self._state.vocab_size)
+            yield from zip(rows, results, strict=True)
 
     def _controls(self, slots: Sequence[int], positions: Sequence[int]) -> ChoiceControls:
         state = self._state

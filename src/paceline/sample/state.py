@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.sample.edits import SequenceEdits, changes_logits
+from paceline.sample.logprobs import LogprobsForm, logprobs_form, reports_logits
 from paceline.tensors import FloatArray, IntArray
 from paceline.types import TokenRules
 
@@ -25,7 +26,8 @@ class SamplerState:
         temperature, top_p, min_p: [S] float32.
         top_k: [S] int32.
         seeds: [S] uint64.
-        logprobs: [S], likeliest tokens wanted beside the chosen one; -1 is the vocabulary, None is off.
+        logprobs: [S], the log-probabilities wanted of the chosen tokens; None is off.
+        prompt_as_logits: [S], whether those of the prompt are to be logits.
         edits: [S], None where a sequence's rules leave the logits as they are.
     """
 
@@ -36,7 +38,8 @@ class SamplerState:
         self.top_p: FloatArray = np.zeros(max_num_seqs, np.float32)
         self.min_p: FloatArray = np.zeros(max_num_seqs, np.float32)
         self.seeds: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
-        self.logprobs: list[int | None] = [None] * max_num_seqs
+        self.logprobs: list[LogprobsForm | None] = [None] * max_num_seqs
+        self.prompt_as_logits = [False] * max_num_seqs
         self.edits: list[SequenceEdits | None] = [None] * max_num_seqs
         for slot in range(max_num_seqs):
             self.release(slot)
@@ -48,7 +51,8 @@ class SamplerState:
         self.top_p[slot] = rules.top_p
         self.min_p[slot] = rules.min_p
         self.seeds[slot] = rules.seed & _UINT64
-        self.logprobs[slot] = rules.logprobs
+        self.logprobs[slot] = logprobs_form(rules)
+        self.prompt_as_logits[slot] = reports_logits(rules)
         edited = changes_logits(rules)
         self.edits[slot] = SequenceEdits(rules, tokens, num_prompt, self.vocab_size) if edited else None
 

@@ -87,6 +87,8 @@ class GenerationBody(Body):
     logit_bias: _Bias = None
     allowed_token_ids: _Ids = None
     prompt_logprobs: int | None = None
+    temp_scaled_logprobs: bool | None = None
+    top_p_normalized_logprobs: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
@@ -162,7 +164,8 @@ def parse_body(
 SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
-    "logit_bias", "allowed_token_ids", "prompt_logprobs", "skip_special_tokens", "truncate_prompt_tokens",
+    "logit_bias", "allowed_token_ids", "prompt_logprobs", "temp_scaled_logprobs", "top_p_normalized_logprobs",
+    "skip_special_tokens", "truncate_prompt_tokens",
 )  # fmt: skip
 
 

@@ -58,8 +58,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "logits_processors_args": ({},),
     "vllm_xargs": ({},),
-    "temp_scaled_logprobs": (False,),
-    "top_p_normalized_logprobs": (False,),
     "include_draft_logprobs": (False,),
     "include_logprobs_decode_token": (True,),
     "return_tokens_as_token_ids": (False,),
