@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.api.llm import LLM
     from paceline.engine.outputs import CompletionOutput, RequestOutput
-    from paceline.sampling_params import SamplingParams
+    from paceline.sampling_params import EarlyStop, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "EarlyStop", "RequestOutput", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "paceline.api.llm",
     "CompletionOutput": "paceline.engine.outputs",
     "RequestOutput": "paceline.engine.outputs",
+    "EarlyStop": "paceline.sampling_params",
     "SamplingParams": "paceline.sampling_params",
 }
 

@@ -42,6 +42,9 @@ class EngineConfig:
         model: folder with safetensors, ``.gguf`` file, alias or Hugging Face name.
         tokenizer: folder or file to take the tokenizer from, if not from the model.
         chat_template: Jinja file that replaces the model's own template.
+        thinking_start: text that opens the model's thinking; None finds it in tokenizer and chat template.
+        thinking_end: text that ends it.
+        thinking_close: text that ends a thinking whose budget is used up; must contain thinking_end.
         ops: which implementation of the operations runs the model: "auto" or one of ``paceline.ops``.
         quantization: "int8" or "int4" packs matrices that are stored in 32 or 16 bits in that form, in groups of 32
             weights (the output head never below int8); None keeps each matrix as it is stored.
@@ -68,6 +71,9 @@ class EngineConfig:
     model: str
     tokenizer: str | None = None
     chat_template: str | None = None
+    thinking_start: str | None = None
+    thinking_end: str | None = None
+    thinking_close: str | None = None
     ops: str = "auto"
     quantization: str | None = None
     max_model_len: int | None = None

@@ -24,6 +24,27 @@ class LogprobsMode(StrEnum):
     PROCESSED_LOGITS = "processed_logits"
 
 
+REPETITION = "repetition"
+"""The stop reason of a sequence that ended because its tokens had become too sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """How long a sequence may think. None of the sequences is empty.
+
+    Attributes:
+        limit: tokens between the start of the thinking and its end, at most.
+        start: what opens a block of thinking, in the prompt or in the output.
+        end: what ends it; an end of sequence while thinking becomes this.
+        close: what comes when the limit is reached: ``end``, perhaps with line breaks around it.
+    """
+
+    limit: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    close: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRules:
     """How one sequence chooses its tokens and when it ends: sampling parameters with every text turned into ids.
@@ -38,6 +59,9 @@ class TokenRules:
         eos_token_ids: the model's own end tokens (empty with ``ignore_eos``); ending there has no stop reason.
         stop_token_ids: the caller's end tokens; ending there reports the id.
         bad_words: sequences whose last token is masked whenever the ones before it were just generated.
+        thinking: None is off.
+        early_stop_window: the sequence ends once each of its last so many tokens had a probability above
+            ``early_stop_threshold``, when it was chosen: after the edits and the temperature. 0 is off.
         logprobs: None is off; k asks for the chosen token and the k likeliest.
         prompt_logprobs: likewise for the prompt; such a request does not use cached prefixes. They are raw in every
             mode.
@@ -60,6 +84,9 @@ class TokenRules:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    thinking: ThinkingBudget | None = None
+    early_stop_window: int = 0
+    early_stop_threshold: float = 1.0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
@@ -131,7 +158,8 @@ class SeqResult:
     ``tokens`` is empty for a span that chose nothing. ``logprobs`` matches ``tokens`` if it was asked for.
     ``prompt_logprobs`` holds the entries that this span adds: for prompt positions ``start + 1 ..= start + count``
     that are still prompt. ``error`` is set when this sequence alone cannot go on (its logits are not finite, or no
-    token is left to choose from); then there are no tokens.
+    token is left to choose from); then there are no tokens. ``likely`` tells of each token whether its probability was
+    above the threshold of an early stop; empty if the sequence has none.
     """
 
     slot: int
@@ -139,6 +167,7 @@ class SeqResult:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    likely: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +191,8 @@ class FinishReason(StrEnum):
 class TokenEvent:
     """News of one sequence after a step: what the scheduler tells the text side.
 
-    ``stop_reason`` is the id for one of the caller's stop tokens, None for end-of-sequence and length.
+    ``stop_reason`` is the id for one of the caller's stop tokens, :data:`REPETITION` for an early stop, None for
+    end-of-sequence and length.
     ``num_cached_tokens`` are the prompt tokens that the prefix cache saved, at the first admission.
     ``error`` is the message of a sequence that ended with ``FinishReason.ERROR``.
     """
@@ -172,6 +202,6 @@ class TokenEvent:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None

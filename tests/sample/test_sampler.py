@@ -16,7 +16,7 @@ from paceline.sample.logprobs import LOWEST
 from paceline.sample.sampler import Pick, Sampler
 from paceline.sample.state import SamplerState
 from paceline.tensors import FloatArray
-from paceline.types import LogprobsMode, TokenRules
+from paceline.types import LogprobsMode, ThinkingBudget, TokenRules
 from support import sampling_oracle as oracle
 
 VOCAB = 60
@@ -63,11 +63,22 @@ def random_rules(rng: random.Random) -> TokenRules:
         bad_words=rng.choice([(), ((7,), (8, 9), (1, 8, 10))]),
         logit_bias=rng.choice([(), ((3, 4.0), (4, -100.0))]),
         allowed_token_ids=rng.choice([None, None, tuple(range(0, VOCAB, 2))]),
+        thinking=rng.choice([None, None, ThinkingBudget(rng.randrange(6), (11,), (12, 13), (14, 12, 13))]),
+        early_stop_window=rng.choice([0, 4]),
+        early_stop_threshold=rng.choice([0.02, 0.1, 0.5]),
         logprobs=rng.choice([None, 0, 3, -1]),
         logprobs_mode=rng.choice(list(LogprobsMode)),
         temp_scaled_logprobs=rng.random() < 0.5,
         top_p_normalized_logprobs=rng.random() < 0.5,
     )
+
+
+def random_tokens(rng: random.Random, rules: TokenRules) -> tuple[list[int], list[int]]:
+    """Prompt and output of a sequence with these rules."""
+    prompt, output = [[rng.randrange(VOCAB) for _ in range(rng.randrange(12))] for _ in range(2)]
+    if rng.random() < 0.5:
+        prompt.append(11)  # opens the thinking
+    return prompt, oracle.as_thinking_allows(rules, prompt, output)
 
 
 def random_logits(rng: np.random.Generator, count: int) -> FloatArray:
@@ -79,10 +90,10 @@ def random_logits(rng: np.random.Generator, count: int) -> FloatArray:
 
 def test_the_order_of_edits_and_filters_is_that_of_the_definition() -> None:
     rng, numbers = random.Random(4), np.random.default_rng(4)
-    compared = 0
-    for trial in range(300):
+    compared = forced = likely = 0
+    for trial in range(600):
         rules = random_rules(rng)
-        prompt, output = [[rng.randrange(VOCAB) for _ in range(rng.randrange(12))] for _ in range(2)]
+        prompt, output = random_tokens(rng, rules)
         logits = random_logits(numbers, 1)[0].tolist()
         pick = pick_alone(rules, logits, prompt, output, position=trial, vocab_size=VOCAB)
         edited = oracle.edited_logits(logits, rules, prompt, output, VOCAB)
@@ -95,9 +106,18 @@ def test_the_order_of_edits_and_filters_is_that_of_the_definition() -> None:
             ranked = sorted(value, key=lambda i: (-value[i], i))
         if len(ranked) > 1 and value[ranked[0]] - value[ranked[1]] < 1e-4:
             continue  # too close for float32 to be sure
-        assert pick.token == ranked[0]
+        assert pick.token == oracle.settled(ranked[0], rules, prompt, output)
+        probability = oracle.probability(edited, pick.token, rules.temperature)
+        if not rules.early_stop_window:
+            assert pick.likely is None
+        elif abs(probability - rules.early_stop_threshold) > 1e-6:
+            assert pick.likely is (probability > rules.early_stop_threshold)
+            likely += pick.likely
+        forced += edited.count(-math.inf) == WIDTH - 1
         compared += 1
-    assert compared > 280
+    assert compared > 560
+    assert forced > 20
+    assert likely > 50
 
 
 @pytest.mark.parametrize(
@@ -210,7 +230,7 @@ def test_logprobs_of_every_form_are_those_of_the_definition() -> None:
     forms = set()
     for trial in range(400):
         rules = replace(random_rules(rng), logprobs=rng.choice([0, 3, -1]))
-        prompt, output = [[rng.randrange(VOCAB) for _ in range(rng.randrange(12))] for _ in range(2)]
+        prompt, output = random_tokens(rng, rules)
         logits = random_logits(numbers, 1)[0].tolist()
         pick = pick_alone(rules, logits, prompt, output, position=trial, vocab_size=VOCAB)
         found = pick.logprobs

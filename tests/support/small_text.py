@@ -64,6 +64,7 @@ def small_engine(runner: Runner | None = None, *, num_blocks: int = 64, **settin
         name="small",
         tokenizer=tokenizer,
         chat_template=ChatTemplate(TEMPLATE),
+        thinking=None,
         eos_token_ids=(EOS,),
         max_model_len=CONTEXT,
         max_logprobs=20,

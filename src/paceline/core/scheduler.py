@@ -308,7 +308,7 @@ class Scheduler:
         request.num_computed = span.start + span.count
         self.kv.publish(request)
         prompt_logprobs = _not_yet_scored(request, span, result)
-        num_taken, stop = self._append(request, result.tokens)
+        num_taken, stop = self._append(request, result)
         if stop is not None:
             self._remove(request)
         if stop is not None or num_taken or prompt_logprobs:
@@ -324,12 +324,20 @@ class Scheduler:
             )
             self._events.append(event)
 
-    def _append(self, request: Request, tokens: tuple[int, ...]) -> tuple[int, Stop | None]:
+    def _append(self, request: Request, result: SeqResult) -> tuple[int, Stop | None]:
         """Append chosen tokens up to the first that ends the sequence. Returns how many, and the end if it is one."""
-        for count, token in enumerate(tokens, start=1):
+        for count, token in enumerate(result.tokens, start=1):
             request.tokens.append(token)
+            request.num_likely = request.num_likely + 1 if result.likely and result.likely[count - 1] else 0
             length = len(request.tokens)
-            stop = find_stop(token, request.num_output, length, request.rules, self.limits.max_model_len)
+            stop = find_stop(
+                token,
+                request.num_output,
+                length,
+                request.rules,
+                self.limits.max_model_len,
+                num_likely=request.num_likely,
+            )
             if stop is not None:
                 return count, stop
             if self.kv.blocks_for(length) > self.kv.num_blocks:
@@ -338,7 +346,7 @@ class Scheduler:
                 return count, Stop(FinishReason.ERROR, error=error)
         if request.rules.max_tokens == 0 and request.num_left == 0:
             return 0, Stop(FinishReason.LENGTH)
-        return len(tokens), None
+        return len(result.tokens), None
 
     # ---- leaving
 

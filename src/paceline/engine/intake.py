@@ -10,9 +10,9 @@ from paceline.core.request import Request
 from paceline.engine.model_info import ModelInfo
 from paceline.errors import RequestError
 from paceline.ops.noise import fold_choice
-from paceline.sampling_params import SamplingParams
+from paceline.sampling_params import EarlyStop, SamplingParams
 from paceline.text.tokenizer import bad_word_ids
-from paceline.types import LogprobsMode, TokenRules
+from paceline.types import LogprobsMode, ThinkingBudget, TokenRules
 
 MAX_PROMPT_LOGPROBS = 10_000_000
 """Log-probabilities listed for one prompt, at most: they are kept until the answer is complete."""
@@ -64,6 +64,9 @@ def accept(
     if allowed is not None:
         check_token_ids("allowed_token_ids", allowed, info)
         allowed = tuple(sorted(set(allowed)))
+    thinking = _thinking_budget(info, params)
+    early_stop = params.early_stop
+    assert early_stop is None or isinstance(early_stop, EarlyStop)
     bias = params.logit_bias or {}
     check_token_ids("logit_bias", tuple(bias), info)
     bad_words = bad_word_ids(info.tokenizer, params.bad_words or ())
@@ -88,6 +91,9 @@ def accept(
             bad_words=bad_words,
             logit_bias=tuple(sorted(bias.items())),
             allowed_token_ids=allowed,
+            thinking=thinking,
+            early_stop_window=0 if early_stop is None else early_stop.window,
+            early_stop_threshold=1.0 if early_stop is None else float(early_stop.threshold),
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
             logprobs_mode=info.logprobs_mode,
@@ -153,6 +159,19 @@ def _check_logprobs(params: SamplingParams, num_prompt: int, info: ModelInfo) ->
                     f"(logprobs_mode is {info.logprobs_mode})",
                     field,
                 )
+
+
+def _thinking_budget(info: ModelInfo, params: SamplingParams) -> ThinkingBudget | None:
+    limit, tags = params.reasoning_max_tokens, info.thinking
+    if limit is None:
+        return None
+    if tags is None:
+        raise RequestError(
+            f"reasoning_max_tokens needs a model that thinks, and {info.name} is not known to "
+            "(thinking_start and thinking_end tell how a model does)",
+            "reasoning_max_tokens",
+        )
+    return ThinkingBudget(limit, tags.start, tags.end, tags.close)
 
 
 def _split_stops(params: SamplingParams, info: ModelInfo) -> tuple[tuple[str, ...], dict[int, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.text.thinking import ThinkingTags
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import LogprobsMode
 
@@ -18,6 +19,7 @@ class ModelInfo:
     """Attributes:
     name: what the caller named the model.
     tokenizer, chat_template: the text side; a model without a template cannot chat.
+    thinking: what opens and ends its thinking; None for a model that does not think.
     eos_token_ids: union of what tokenizer, config and generation config name as end of sequence.
     max_model_len: tokens of prompt and output together.
     max_logprobs: largest number of likeliest tokens a request may ask for; -1 is the vocabulary.
@@ -30,6 +32,7 @@ class ModelInfo:
     name: str
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    thinking: ThinkingTags | None
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     max_logprobs: int

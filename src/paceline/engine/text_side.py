@@ -11,7 +11,7 @@ from paceline.engine.model_info import ModelInfo
 from paceline.engine.outputs import ChoiceDelta
 from paceline.text.stop_strings import StopStrings
 from paceline.text.tokenizer import Tokenizer
-from paceline.types import FinishReason, TokenEvent, TokenLogprobs
+from paceline.types import FinishReason, TokenEvent, TokenLogprobs, TokenRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TextSide:
     def add(self, intake: Intake) -> None:
         self._open[intake.request_id] = {request.request_id for request in intake.requests}
         for index, request in enumerate(intake.requests):
-            self._choices[request.request_id] = _Choice(index, intake, self._tokenizer)
+            self._choices[request.request_id] = _Choice(index, intake, self._tokenizer, request.rules)
 
     def open_choices(self, request_id: str) -> list[str]:
         """Ids of the sequences of a request that have not ended."""
@@ -88,7 +88,7 @@ class TextSide:
 class _Choice:
     """One choice's text: what has been said, and the tokens whose text is still held back."""
 
-    def __init__(self, index: int, intake: Intake, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, intake: Intake, tokenizer: Tokenizer, rules: TokenRules) -> None:
         params = intake.params
         self.request_id = intake.request_id
         self.num_cached_tokens = 0
@@ -96,6 +96,7 @@ class _Choice:
         self._index = index
         self._tokenizer = tokenizer
         self._stop_names = intake.stop_names
+        self._end_tokens = frozenset(rules.eos_token_ids + rules.stop_token_ids)
         self._min_tokens = params.min_tokens
         self._show_stop = params.include_stop_str_in_output
         self._detokenizer = tokenizer.detokenizer(
@@ -117,7 +118,12 @@ class _Choice:
         text = ""
         for position, token in enumerate(event.token_ids):
             self._num_tokens += 1
-            ends_here = event.finish_reason is FinishReason.STOP and position == len(event.token_ids) - 1
+            # An early stop comes after an ordinary token.
+            ends_here = (
+                event.finish_reason is FinishReason.STOP
+                and position == len(event.token_ids) - 1
+                and token in self._end_tokens
+            )
             # A stop token adds no text, unless the caller wants to see what ended the output.
             piece = "" if ends_here and not self._show_stop else self._detokenizer.push([token])
             self._decoded += len(piece)
@@ -133,7 +139,7 @@ class _Choice:
             return self._delta(text, FinishReason.STOP, self._stops.matched)
         text += self._stops.finish()
         reason: int | str | None = event.stop_reason
-        if event.stop_reason is not None:
+        if isinstance(event.stop_reason, int):
             reason = self._stop_names.get(event.stop_reason, event.stop_reason)
         return self._delta(text, event.finish_reason, reason, event.error)
 

@@ -110,4 +110,5 @@ class ModelRunner:
         self._slots.append_token(span.slot, pick.token)
         self._state.commit(span.slot, pick.token)
         logprobs = () if pick.logprobs is None else (pick.logprobs,)
-        return SeqResult(span.slot, (pick.token,), logprobs, scores)
+        likely = () if pick.likely is None else (pick.likely,)
+        return SeqResult(span.slot, (pick.token,), logprobs, scores, likely=likely)

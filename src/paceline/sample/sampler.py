@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ import numpy as np
 from paceline.errors import NO_TOKEN_LEFT
 from paceline.ops.api import Ops
 from paceline.sample.edits import build_edits
-from paceline.sample.logprobs import NOT_FINITE, LogprobsForm, formed_logprobs
+from paceline.sample.logprobs import NOT_FINITE, LogprobsForm, divide, formed_logprobs
 from paceline.sample.state import SamplerState
 from paceline.tensors import ChoiceControls, FloatArray, IntArray
 from paceline.types import TokenLogprobs
@@ -18,11 +19,15 @@ from paceline.types import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What one row came to: a token, with its log-probabilities if they were asked for, or an error and no token."""
+    """What one row came to: a token, with its log-probabilities if they were asked for, or an error and no token.
+
+    ``likely`` tells whether the token's probability was above the threshold of an early stop; None if there is none.
+    """
 
     token: int | None
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    likely: bool | None = None
 
 
 class Sampler:
@@ -47,16 +52,39 @@ class Sampler:
         if edits is not None:
             self._ops.edit_logits(logits, edits)
         chosen = self._ops.choose(logits, self._controls(slots, positions))
+        for row, slot in enumerate(slots):
+            sequence = self._state.edits[slot]
+            if sequence is not None and chosen[row] >= 0:
+                chosen[row] = sequence.settle(int(chosen[row]))
 
         picks = [
             Pick(token) if token >= 0 else Pick(None, error=_reason(logits[row]))
             for row, token in enumerate(chosen.tolist())
         ]
+        for row, is_likely in self._likely(logits, chosen, slots).items():
+            picks[row] = replace(picks[row], likely=is_likely)
         processed_rows = [row for row, form in forms.items() if form.processed]
         for rows, source in ((raw_rows, raw), (processed_rows, logits[processed_rows] if processed_rows else raw)):
             for row, result in self._logprobs(source, chosen, rows, [forms[row] for row in rows]):
                 picks[row] = Pick(None, error=NOT_FINITE) if result is None else replace(picks[row], logprobs=result)
         return picks
+
+    def _likely(self, edited: FloatArray, chosen: IntArray, slots: Sequence[int]) -> dict[int, bool]:
+        """Whether an early stop takes the chosen token for likely, for the rows that have chosen and have one."""
+        state = self._state
+        rows = [row for row, slot in enumerate(slots) if state.likely_above[slot] is not None and chosen[row] >= 0]
+        if not rows:
+            return {}
+        logits = edited[rows]
+        for row, values in zip(rows, logits, strict=True):
+            if (temperature := state.temperature[slots[row]]) > 0:
+                divide(values, temperature)
+        logprobs = self._ops.top_logprobs(logits, chosen[rows], 0).chosen.tolist()
+        bounds = [state.likely_above[slots[row]] for row in rows]
+        return {
+            row: bound is not None and math.exp(logprob) > bound
+            for row, logprob, bound in zip(rows, logprobs, bounds, strict=True)
+        }
 
     def _logprobs(
         self, source: FloatArray, chosen: IntArray, rows: list[int], forms: list[LogprobsForm]

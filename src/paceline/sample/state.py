@@ -28,6 +28,7 @@ class SamplerState:
         seeds: [S] uint64.
         logprobs: [S], the log-probabilities wanted of the chosen tokens; None is off.
         prompt_as_logits: [S], whether those of the prompt are to be logits.
+        likely_above: [S], the probability above which an early stop takes a token for likely; None is off.
         edits: [S], None where a sequence's rules leave the logits as they are.
     """
 
@@ -40,6 +41,7 @@ class SamplerState:
         self.seeds: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
         self.logprobs: list[LogprobsForm | None] = [None] * max_num_seqs
         self.prompt_as_logits = [False] * max_num_seqs
+        self.likely_above: list[float | None] = [None] * max_num_seqs
         self.edits: list[SequenceEdits | None] = [None] * max_num_seqs
         for slot in range(max_num_seqs):
             self.release(slot)
@@ -53,6 +55,7 @@ class SamplerState:
         self.seeds[slot] = rules.seed & _UINT64
         self.logprobs[slot] = logprobs_form(rules)
         self.prompt_as_logits[slot] = reports_logits(rules)
+        self.likely_above[slot] = rules.early_stop_threshold if rules.early_stop_window else None
         edited = changes_logits(rules)
         self.edits[slot] = SequenceEdits(rules, tokens, num_prompt, self.vocab_size) if edited else None
 

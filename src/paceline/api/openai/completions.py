@@ -35,10 +35,11 @@ DETOKENIZER_CONTEXT = 8
 
 DEFAULT_MAX_TOKENS = 16
 KIND = "text_completion"
+UNSUPPORTED_IN_COMPLETIONS = {"enable_thinking": (), "reasoning_effort": ()}
 
 
 async def create_completion(service: Service, request: Request) -> Response:
-    body = parse_body(CompletionBody, await service.read_object(request))
+    body = parse_body(CompletionBody, await service.read_object(request), refuse=UNSUPPORTED_IN_COMPLETIONS)
     service.served_name(body.model)
     completion = _Completion(service, _wanted(service, body), split_prompts(body.prompt))
     if body.stream:

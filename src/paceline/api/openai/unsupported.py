@@ -34,10 +34,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "stop_regex": (),
     # Thinking
     "reasoning": (),
-    "reasoning_effort": (),
-    "reasoning_max_tokens": (),
-    "thinking_token_budget": (),
-    "enable_thinking": (),
     "verbosity": (),
     # Other kinds of input and output
     "audio": (),
@@ -53,7 +49,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),
-    "early_stop": (),
     "bad_words_token_ids": ([],),
     "logits_processors": ([],),
     "logits_processors_args": ({},),
