@@ -5,11 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
 
 from paceline.engine.intake import Intake, accept
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
-from paceline.types import LogprobsMode
+from paceline.text.parts import TokenCoding, TokenizerParts
+from paceline.text.thinking import ThinkingTags
+from paceline.text.tokenizer import Tokenizer
+from paceline.types import LogprobsMode, ThinkingBudget
 from support.random_model import CONTEXT
 from support.scripted_runner import ScriptedRunner, saying
 from support.small_text import END, EOS, small_engine
@@ -114,12 +119,53 @@ def test_bad_words_come_with_and_without_a_space() -> None:
         ({"prompt_logprobs": 21}, "prompt_logprobs", "at most 20"),
         ({"cache_salt": ""}, "cache_salt", "empty"),
         ({"allowed_token_ids": [97], "bad_words": ["a"]}, "allowed_token_ids", "forbid"),
+        ({"allowed_token_ids": [EOS], "min_tokens": 1}, "allowed_token_ids", "forbid"),
+        (
+            {"allowed_token_ids": [END, 97], "min_tokens": 1, "stop": ["<end>"], "bad_words": ["a"]},
+            "allowed_token_ids",
+            "forbid",
+        ),
+        ({"reasoning_max_tokens": 5}, "reasoning_max_tokens", "small is not known to"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_by_name(params: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         taken(**params)
     assert caught.value.param == field
+
+
+def test_bad_words_must_leave_a_token_of_the_model() -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "\u0120": 2}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    parts = TokenizerParts(
+        backend, TokenCoding.BYTE_LEVEL, strips_space=False, vocab_size=3, bos_id=None, eos_ids=(), unk_id=None,
+        prefix=(), suffix=(),
+    )  # fmt: skip
+    info = replace(INFO, tokenizer=Tokenizer(parts), eos_token_ids=())
+
+    def ask(*bad_words: str) -> None:
+        accept(info, (0,), SamplingParams(bad_words=bad_words), request_id="r", seed_source=random.Random(0))
+
+    ask("a", "b")
+    with pytest.raises(RequestError, match="every token of the model") as caught:
+        ask("a", "b", " ")
+    assert caught.value.param == "bad_words"
+
+
+def test_a_thinking_budget_comes_with_the_tags_of_the_model() -> None:
+    info = replace(INFO, thinking=ThinkingTags((1,), (2, 3), (4, 2, 3)))
+    for limit in (0, 7):
+        params = SamplingParams(reasoning_max_tokens=limit)
+        (request,) = accept(info, (1,), params, request_id="r", seed_source=random.Random(0)).requests
+        assert request.rules.thinking == ThinkingBudget(limit, (1,), (2, 3), (4, 2, 3))
+    (request,) = accept(info, (1,), SamplingParams(), request_id="r", seed_source=random.Random(0)).requests
+    assert request.rules.thinking is None
+
+
+def test_an_early_stop_is_two_numbers() -> None:
+    (request,) = taken(early_stop={"window": 4, "threshold": 0.9}).requests
+    assert (request.rules.early_stop_window, request.rules.early_stop_threshold) == (4, 0.9)
+    assert taken().requests[0].rules.early_stop_window == 0
 
 
 def test_the_whole_vocabulary_may_be_asked_for_where_that_is_allowed() -> None:

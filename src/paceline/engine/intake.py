@@ -71,7 +71,7 @@ def accept(
     check_token_ids("logit_bias", tuple(bias), info)
     bad_words = bad_word_ids(info.tokenizer, params.bad_words or ())
     ends = {*eos, *stop_ids, *stop_names} if params.min_tokens else set()
-    _check_candidates(allowed, {word[0] for word in bad_words if len(word) == 1} | ends)
+    _check_candidates(allowed, {word[0] for word in bad_words if len(word) == 1} | ends, info)
     seed = seed_source.getrandbits(64) if params.seed is None else params.seed % 2**64
     requests = []
     for index in range(params.n):
@@ -185,6 +185,8 @@ def _split_stops(params: SamplingParams, info: ModelInfo) -> tuple[tuple[str, ..
     return tuple(strings), names
 
 
-def _check_candidates(allowed: tuple[int, ...] | None, banned: set[int]) -> None:
+def _check_candidates(allowed: tuple[int, ...] | None, banned: set[int], info: ModelInfo) -> None:
     if allowed is not None and set(allowed) <= banned:
         raise RequestError("bad_words and min_tokens forbid every one of allowed_token_ids", "allowed_token_ids")
+    if len(banned) >= info.tokenizer.vocab_size:
+        raise RequestError("bad_words and min_tokens forbid every token of the model", "bad_words")
