@@ -123,7 +123,8 @@ def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
         start, end = ids(rng.choice([1, 1, 2])), ids(rng.choice([1, 1, 3]))
         close = rng.choice([end, (*ids(1), *end, *ids(1))])
         limit = rng.choice([0, 1, 5, 20])
-        rules = replace(rules, thinking=ThinkingBudget(limit, start, end, close), eos_token_ids=ids(8))
+        eos = tuple(token for token in ids(8) if token not in (*end, *close))
+        rules = replace(rules, thinking=ThinkingBudget(limit, start, end, close), eos_token_ids=eos)
     if rng.random() < 0.3:
         window, threshold = rng.choice([(1, 0.3), (2, 0.2), (4, 0.05), (9, 0.02)])
         rules = replace(rules, early_stop_window=window, early_stop_threshold=threshold)
