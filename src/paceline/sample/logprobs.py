@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,9 +18,6 @@ LOWEST = -9999.0
 """Stands for a probability of zero, which JSON cannot write as a logarithm; OpenAI's API uses the same number."""
 
 NOT_FINITE = "the logits are not finite"
-
-_NUCLEUS_GUESS = 256
-"""Tokens looked at first in the search for the top-p set; most sets are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +146,31 @@ def _within_top_p(ops: Ops, entry: TokenLogprobs, logits: FloatArray, top_p: flo
 
     The set is the smallest whose mass before each token is at most ``top_p``; ranks remain those among all tokens.
     """
-    count, width = _NUCLEUS_GUESS, logits.shape[1]
-    while True:
-        found = ops.top_logprobs(logits, np.array([entry.token_id], np.int32), min(count, width))
-        kept, mass = 0, 0.0
-        for value in found.top_values[0].tolist():
-            if mass > top_p:
-                break
-            kept += 1
-            mass += math.exp(value)
-        if kept < count or count >= width:
-            break
-        count *= 8
+    row = logits[0]
+    best = ops.top_logprobs(logits, np.array([row.argmax()], np.int32), 0)
+    falling = np.sort(row)[::-1]
+    size, mass = _top_p_size(falling, float(best.chosen[0]), top_p)
+    last = falling[size - 1]
+    # Of equal ones at the edge those with smaller ids are in the set.
+    at_the_edge = set(np.flatnonzero(row == last)[: size - np.count_nonzero(row > last)].tolist())
     log_mass = math.log(mass)
-    inside = set(found.top_ids[0][:kept].tolist())
 
     def share(token: int, logprob: float) -> float:
-        return min(max(logprob - log_mass, LOWEST), 0.0) if token in inside else LOWEST
+        if row[token] > last or token in at_the_edge:
+            return min(max(float(np.float32(logprob - log_mass)), LOWEST), 0.0)
+        return LOWEST
 
     top = tuple(share(token, value) for token, value in zip(entry.top_ids, entry.top_logprobs, strict=True))
     return replace(entry, logprob=share(entry.token_id, entry.logprob), top_logprobs=top)
+
+
+def _top_p_size(falling: FloatArray, best: float, top_p: float) -> tuple[int, float]:
+    """Size and mass of a top-p set, from the logits in descending order and the first one's log-probability."""
+    looked_at = 256  # most sets are smaller
+    while True:
+        part = (falling[:looked_at] - falling[0]).tolist()
+        before = [0.0, *accumulate(math.exp(best + below) for below in part)]
+        size = bisect_right(before, top_p, hi=len(part))
+        if size < len(part) or len(part) == len(falling):
+            return size, before[size]
+        looked_at *= 4
