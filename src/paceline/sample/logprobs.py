@@ -166,11 +166,10 @@ def _within_top_p(ops: Ops, entry: TokenLogprobs, logits: FloatArray, top_p: flo
 
 def _top_p_size(falling: FloatArray, best: float, top_p: float) -> tuple[int, float]:
     """Size and mass of a top-p set, from the logits in descending order and the first one's log-probability."""
-    looked_at = 256  # most sets are smaller
-    while True:
-        part = (falling[:looked_at] - falling[0]).tolist()
-        before = [0.0, *accumulate(math.exp(best + below) for below in part)]
-        size = bisect_right(before, top_p, hi=len(part))
-        if size < len(part) or len(part) == len(falling):
-            return size, before[size]
-        looked_at *= 4
+    before = [0.0]
+    while before[-1] <= top_p and len(before) <= len(falling):
+        first = len(before) - 1
+        part = falling[first : 2 * first + 128] - falling[0]
+        before += accumulate((math.exp(best + below) for below in part.tolist()), initial=before.pop())
+    size = bisect_right(before, top_p, hi=len(before) - 1)
+    return size, before[size]
