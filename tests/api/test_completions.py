@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from openai.types import Completion
 
 from paceline.api.openai.requests import CompletionBody
 from paceline.api.openai.unsupported import UNSUPPORTED
 from support.live_server import LiveServer, events, live_server
+from support.naive_twin import NaiveTwin
+from support.random_model import random_checkpoint
 from support.scripted_runner import ScriptedRunner, saying
 from support.small_text import EOS, byte_tokenizer, small_engine
 
@@ -133,6 +136,28 @@ def test_a_harness_can_score_prompts_of_ids(server: LiveServer) -> None:
             assert value in top.values()
         assert choice["text"].startswith(bytes(prompt).decode())
         assert logprobs["text_offset"] == list(range(len(prompt) + 1))
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_what_a_harness_makes_of_the_scores_equals_a_direct_computation(max_tokens: int) -> None:
+    twin = NaiveTwin(random_checkpoint(vocab_size=264))
+    context, endings = "Once upon a time there", [" was", " were two", "fore"]
+    requests = [ids(context + ending) for ending in endings]
+    # Chunks of five tokens, of all prompts at once.
+    with live_server(small_engine(max_num_batched_tokens=5)) as server:
+        fields = {"temperature": 0, "logprobs": 1, "echo": True, "seed": 1234, "max_tokens": max_tokens}
+        choices = server.post(PATH, prompt=requests, **fields).json["choices"]
+    for tokens, choice in zip(requests, choices, strict=True):
+        own = slice(len(context), len(tokens))
+        z = twin.logits(tokens)
+        logprobs = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+        direct = [logprobs[p - 1, tokens[p]] for p in range(len(context), len(tokens))]
+        scores = choice["logprobs"]["token_logprobs"][own]
+        assert scores == pytest.approx(direct, abs=1e-3)
+        assert sum(scores) == pytest.approx(sum(direct), abs=1e-3)
+        is_greedy = [score == max(top.values()) for score, top in zip(scores, choice["logprobs"]["top_logprobs"][own])]
+        best = z[:, :259].argmax(axis=1)
+        assert is_greedy == [best[p - 1] == tokens[p] for p in range(len(context), len(tokens))]
 
 
 def test_a_prompt_is_scored_alike_whatever_follows(server: LiveServer) -> None:

@@ -60,6 +60,17 @@ def test_a_model_without_tags_does_not_think() -> None:
     assert find_thinking_tags(PLAIN, "{{ messages }}") is None
 
 
+def test_tags_that_the_tokenizer_cannot_spell_are_none() -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"<": 0, "a": 1, "?": 2}, [], unk_token="?"))
+    parts = TokenizerParts(
+        backend, TokenCoding.BYTE_LEVEL, strips_space=False, vocab_size=3, bos_id=None, eos_ids=(), unk_id=2, prefix=(),
+        suffix=(),
+    )  # fmt: skip
+    assert find_thinking_tags(Tokenizer(parts), "</think>") is None
+    with pytest.raises(ConfigError, match="cannot spell 'b'"):
+        find_thinking_tags(Tokenizer(parts), start="<", end="b")
+
+
 def test_given_texts_override_what_is_found() -> None:
     given = {"start": "(", "end": "))", "close": "so!)) "}
     assert found(TAGGED, **given) == ThinkingTags(tuple(b"("), tuple(b"))"), tuple(b"so!)) "))

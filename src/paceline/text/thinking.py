@@ -43,8 +43,8 @@ def find_thinking_tags(
     Known tags are those that are tokens of their own, else those whose end the chat template mentions. The block is
     closed with line breaks if the template writes it so. Texts that are given override what is found.
 
-    Raises ConfigError for a start without an end or the reverse, for one that is empty, and for a close that does not
-    contain the end.
+    Raises ConfigError for a start without an end or the reverse, for one that is empty or cannot be spelt, and for
+    a close that does not contain the end.
     """
     if (start is None) != (end is None):
         raise ConfigError("thinking_start and thinking_end must be given together")
@@ -58,21 +58,33 @@ def find_thinking_tags(
     if not start or not end:
         raise ConfigError("thinking_start and thinking_end must not be empty")
     if close is None:
-        on_lines = f"\n{end}\n\n"
-        close = on_lines if on_lines in template.replace("\\n", "\n") else end
+        written_so = f"\n{end}\n\n" in template.replace("\\n", "\n")
+        can_write = None not in (_ids(tokenizer, "\n"), _ids(tokenizer, "\n\n"))
+        close = f"\n{end}\n\n" if written_so and can_write else end
     before, found, after = close.partition(end)
     if not found:
         raise ConfigError(f"thinking_close must contain the end of the thinking, {end!r}")
-    opening, line, ending, rest = (_ids(tokenizer, text) for text in (start, before, end, after))
+    opening, line, ending, rest = (_spell(tokenizer, text) for text in (start, before, end, after))
     return ThinkingTags(opening, ending, line + ending + rest)
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer.spellings(text)[0]) if text else ()
-
-
 def _known_tags(tokenizer: Tokenizer, template: str) -> tuple[str, str] | None:
-    for tags in KNOWN_TAGS:
-        if all(len(tokenizer.spellings(tag)[0]) == 1 for tag in tags):
+    spelt = {tags: [_ids(tokenizer, tag) for tag in tags] for tags in KNOWN_TAGS}
+    usable = {tags: ids for tags, ids in spelt.items() if None not in ids}
+    for tags, ids in usable.items():
+        if all(one is not None and len(one) == 1 for one in ids):
             return tags
-    return next((tags for tags in KNOWN_TAGS if tags[1] in template), None)
+    return next((tags for tags in usable if tags[1] in template), None)
+
+
+def _spell(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    ids = _ids(tokenizer, text)
+    if ids is None:
+        raise ConfigError(f"the tokenizer cannot spell {text!r}, which is to open or end the thinking")
+    return ids
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...] | None:
+    """The tokens that are the text to the byte, after other text; None if there are none."""
+    ids = tokenizer.spellings(text)[0] if text else []
+    return tuple(ids) if b"".join(map(tokenizer.token_bytes, ids)) == text.encode() else None
