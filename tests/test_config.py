@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from paceline.config import LIMITS, EngineConfig, parse_bool
+from paceline.config import CHOICES, LIMITS, EngineConfig, parse_bool
 from paceline.errors import ConfigError
+from paceline.types import LogprobsMode
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -30,6 +31,18 @@ def test_each_limit_is_allowed_and_what_lies_beyond_is_refused_by_name(name: str
 def test_a_wrong_type_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         EngineConfig("m", **{name: value})
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_choice_is_allowed_and_nothing_else(name: str) -> None:
+    for value in CHOICES[name]:
+        EngineConfig("m", **{name: value})
+    with pytest.raises(ConfigError, match=f"{name} must be one of {CHOICES[name][0]}"):
+        EngineConfig("m", **{name: "other"})
+
+
+def test_every_mode_of_logprobs_can_be_set() -> None:
+    assert CHOICES["logprobs_mode"] == tuple(LogprobsMode)
 
 
 def test_the_model_is_a_name() -> None:

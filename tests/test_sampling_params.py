@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paceline import SamplingParams
+from paceline import EarlyStop, SamplingParams
 from paceline.errors import RequestError
 
 
@@ -45,8 +45,12 @@ from paceline.errors import RequestError
         ],
         *[("logit_bias", dict.fromkeys(range(1025), 0.0))],
         *[("allowed_token_ids", v) for v in ([], [-1], "1", [1.0])],
+        *[("reasoning_max_tokens", v) for v in (-1, 1.5, "9", True)],
+        *[("early_stop", v) for v in (True, 3, [1], {"window_size": 3})],
         *[("logprobs", v) for v in (-2, 1.0, "1", True)],
         *[("prompt_logprobs", v) for v in (-2, True)],
+        *[("temp_scaled_logprobs", v) for v in (1, None)],
+        *[("top_p_normalized_logprobs", v) for v in (0, "yes")],
         *[("skip_special_tokens", v) for v in (1, None)],
         *[("truncate_prompt_tokens", v) for v in (0, -1, 1.5)],
     ],
@@ -73,6 +77,25 @@ def test_a_wrong_value_is_refused_by_name(field: str, value: Any) -> None:
 )
 def test_the_limits_themselves_are_allowed(params: dict[str, Any]) -> None:
     SamplingParams(**params)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("window", 0), ("window", 2**31), ("window", True), ("threshold", -0.1), ("threshold", 1.1),
+     ("threshold", math.nan)],
+)  # fmt: skip
+def test_a_wrong_part_of_an_early_stop_is_refused_by_name(field: str, value: Any) -> None:
+    for wrong in (lambda: EarlyStop(**{field: value}), lambda: SamplingParams(early_stop={field: value})):
+        with pytest.raises(RequestError) as caught:
+            wrong()
+        assert caught.value.param == f"early_stop.{field}"
+
+
+def test_an_early_stop_may_be_a_dictionary_and_has_defaults() -> None:
+    assert SamplingParams(early_stop={"window": 5}).early_stop == EarlyStop(5, 0.99)
+    assert SamplingParams(early_stop={"threshold": 1, "window": None}).early_stop == EarlyStop(3000, 1)
+    assert SamplingParams(early_stop={}).early_stop == SamplingParams(early_stop=EarlyStop()).early_stop
+    assert SamplingParams(early_stop=None).early_stop is None
 
 
 def test_a_bias_may_come_with_the_keys_that_json_has() -> None:

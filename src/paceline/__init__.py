@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.api.llm import LLM
     from paceline.engine.outputs import CompletionOutput, RequestOutput
-    from paceline.sampling_params import SamplingParams
+    from paceline.sampling_params import EarlyStop, SamplingParams
     from paceline.structured_outputs import StructuredOutputs
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = [
+    "LLM", "CompletionOutput", "EarlyStop", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__",
+]  # fmt: skip
 
 _HOMES = {
     "LLM": "paceline.api.llm",
     "CompletionOutput": "paceline.engine.outputs",
     "RequestOutput": "paceline.engine.outputs",
+    "EarlyStop": "paceline.sampling_params",
     "SamplingParams": "paceline.sampling_params",
     "StructuredOutputs": "paceline.structured_outputs",
 }

@@ -26,6 +26,10 @@ LIMITS: dict[str, tuple[float, float]] = {
     "num_threads": (1, 1024),
 }
 """Smallest and largest value of each numeric setting."""
+CHOICES: dict[str, tuple[str, ...]] = {
+    "logprobs_mode": ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"),
+}
+"""The values of each setting that has a few."""
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """The alias of the model that runs when none is named; ``checkpoint/aliases.py`` knows where it comes from."""
 
@@ -41,6 +45,9 @@ class EngineConfig:
         reasoning_parser: how the model writes its thinking: the name of a format, "none", or "auto", which reads it
             from the chat template.
         tool_call_parser: likewise its tool calls.
+        thinking_start: text that opens the model's thinking; None finds it in tokenizer and chat template.
+        thinking_end: text that ends it.
+        thinking_close: text that ends a thinking whose budget is used up; must contain thinking_end.
         ops: which implementation of the operations runs the model: "auto" or one of ``paceline.ops``.
         quantization: "int8" or "int4" packs matrices that are stored in 32 or 16 bits in that form, in groups of 32
             weights (the output head never below int8); None keeps each matrix as it is stored.
@@ -57,6 +64,9 @@ class EngineConfig:
         queue_timeout: seconds a request may wait before it is refused; None is no limit.
         admission_age_limit: times that a waiting request may be passed over because it does not fit yet.
         max_logprobs: largest ``logprobs`` a request may ask for; -1 is the whole vocabulary.
+        logprobs_mode: "raw_logprobs" are those of the logits as the model gave them, "processed_logprobs" those that
+            tokens are chosen from, after all edits and the temperature; "raw_logits" and "processed_logits" report
+            logits in their place.
         num_threads: threads of the kernels; None takes the cores this process may really use.
         seed: makes the seeds reproducible that are drawn for requests without one; None draws from the system.
     """
@@ -66,6 +76,9 @@ class EngineConfig:
     chat_template: str | None = None
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
+    thinking_start: str | None = None
+    thinking_end: str | None = None
+    thinking_close: str | None = None
     ops: str = "auto"
     quantization: str | None = None
     max_model_len: int | None = None
@@ -81,6 +94,7 @@ class EngineConfig:
     queue_timeout: float | None = None
     admission_age_limit: int = 64
     max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
     num_threads: int | None = None
     seed: int | None = None
 
@@ -97,6 +111,8 @@ class EngineConfig:
             low, high = LIMITS.get(field.name, (None, None))
             if value is not None and low is not None and high is not None and not low <= value <= high:
                 raise ConfigError(f"{field.name} must be from {low} to {high}, not {value}")
+            if field.name in CHOICES and value not in CHOICES[field.name]:
+                raise ConfigError(f"{field.name} must be one of {', '.join(CHOICES[field.name])}, not {value!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import RequestError
 from paceline.structured_outputs import StructuredOutputs
@@ -16,8 +17,30 @@ MAX_LISTED_IDS = 1024
 MAX_BAD_WORDS = 256
 MIN_REPETITION_PENALTY = 1e-3
 """Dividing by less would carry ordinary logits out of float32."""
+SWITCHES = (
+    "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "temp_scaled_logprobs",
+    "top_p_normalized_logprobs",
+)  # fmt: skip
+MAX_EARLY_STOP_WINDOW = 2**31 - 1
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would only amplify rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStop:
+    """End a sequence that is sure of every token, as one that repeats itself is.
+
+    Attributes:
+        window: the last so many tokens must all have been likely, 1 or more.
+        threshold: a token is likely if its probability, when it was chosen, was above this, 0..1.
+    """
+
+    window: int = 3000
+    threshold: float = 0.99
+
+    def __post_init__(self) -> None:
+        _integer("early_stop.window", self.window, 1, MAX_EARLY_STOP_WINDOW)
+        _number("early_stop.threshold", self.threshold, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +70,14 @@ class SamplingParams:
         bad_words: words never generated, with and without a leading space.
         logit_bias: token id to a value in -100..100 added to its logit.
         allowed_token_ids: if given, only these ids can be chosen.
+        reasoning_max_tokens: end the model's thinking after this many tokens; 0 does not let it begin. None is off.
+        early_stop: :class:`EarlyStop`, or its fields in a dictionary; the stop reason is then "repetition".
         logprobs: if given, log-probabilities of the chosen token and of this many likeliest ones; -1 is all.
         prompt_logprobs: the same for the prompt's tokens.
+        temp_scaled_logprobs: log-probabilities of the output are those of the logits divided by the temperature,
+            unless that is 0. Processed ones are in any case.
+        top_p_normalized_logprobs: log-probabilities of the output are those within the top-p set; a token outside of
+            it has -9999. Its rank remains that among all tokens.
         skip_special_tokens: leave special tokens out of the text.
         truncate_prompt_tokens: keep only this many tokens from the end of the prompt.
         structured_outputs: what the text has to be, for instance JSON of a schema; None is off. A chat's answer keeps
@@ -73,8 +102,12 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    reasoning_max_tokens: int | None = None
+    early_stop: EarlyStop | Mapping[str, Any] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    temp_scaled_logprobs: bool = False
+    top_p_normalized_logprobs: bool = False
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -105,11 +138,14 @@ class SamplingParams:
         object.__setattr__(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids, None))
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+        if self.reasoning_max_tokens is not None:
+            _integer("reasoning_max_tokens", self.reasoning_max_tokens, 0, None)
+        object.__setattr__(self, "early_stop", _early_stop(self.early_stop))
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, -1, None)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false", name)
         if self.truncate_prompt_tokens is not None:
@@ -206,6 +242,14 @@ def _logit_bias(value: object) -> Mapping[int, float] | None:
         _number("logit_bias", number, -100.0, 100.0)
         bias[token] = float(number)
     return bias
+
+
+def _early_stop(value: object) -> EarlyStop | None:
+    if value is None or isinstance(value, EarlyStop):
+        return value
+    if not isinstance(value, Mapping) or not set(value) <= {"window", "threshold"}:
+        raise RequestError("early_stop must be an object with window and threshold", "early_stop")
+    return EarlyStop(**{name: number for name, number in value.items() if number is not None})
 
 
 def _show(value: object) -> str:

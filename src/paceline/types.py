@@ -11,6 +11,40 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+class LogprobsMode(StrEnum):
+    """Which numbers are reported as log-probabilities.
+
+    The raw ones are those of the logits as the model gave them. The processed ones are those from which a token is
+    chosen, before min-p, top-k and top-p: after every edit, and divided by the temperature unless that is 0.
+    """
+
+    RAW_LOGPROBS = "raw_logprobs"
+    RAW_LOGITS = "raw_logits"
+    PROCESSED_LOGPROBS = "processed_logprobs"
+    PROCESSED_LOGITS = "processed_logits"
+
+
+REPETITION = "repetition"
+"""The stop reason of a sequence that ended because its tokens had become too sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """How long a sequence may think. None of the sequences is empty.
+
+    Attributes:
+        limit: tokens between the start of the thinking and its end, at most.
+        start: what opens a block of thinking, in the prompt or in the output.
+        end: what ends it; an end of sequence while thinking becomes this.
+        close: what comes when the limit is reached: ``end``, perhaps with line breaks around it.
+    """
+
+    limit: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    close: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRules:
     """How one sequence chooses its tokens and when it ends: sampling parameters with every text turned into ids.
@@ -25,12 +59,18 @@ class TokenRules:
         eos_token_ids: the model's own end tokens (empty with ``ignore_eos``); ending there has no stop reason.
         stop_token_ids: the caller's end tokens; ending there reports the id.
         bad_words: sequences whose last token is masked whenever the ones before it were just generated.
+        thinking: None is off.
+        early_stop_window: the sequence ends once each of its last so many tokens had a probability above
+            ``early_stop_threshold``, when it was chosen: after the edits and the temperature. 0 is off.
         logprobs: None is off; k asks for the chosen token and the k likeliest.
-        prompt_logprobs: likewise for the prompt; such a request does not use cached prefixes.
         grammar: what the output has to be, as a text for :class:`~paceline.sample.grammar.Grammars`; None is off.
         grammar_after: the grammar begins after these tokens have come in the output, which end the thinking.
             Empty: it begins at once.
         grammar_opener: only an output that begins with this token thinks; None: it thinks from the start on.
+        prompt_logprobs: likewise for the prompt; such a request does not use cached prefixes. They are raw in every
+            mode.
+        temp_scaled_logprobs: divide raw logits by the temperature, unless that is 0, before they are normalised.
+        top_p_normalized_logprobs: share the probability among the tokens of the top-p set alone.
     """
 
     temperature: float = 1.0
@@ -48,11 +88,17 @@ class TokenRules:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    thinking: ThinkingBudget | None = None
+    early_stop_window: int = 0
+    early_stop_threshold: float = 1.0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: str | None = None
     grammar_after: tuple[int, ...] = ()
     grammar_opener: int | None = None
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
+    temp_scaled_logprobs: bool = False
+    top_p_normalized_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +146,9 @@ class StepPlan:
 class TokenLogprobs:
     """Log-probabilities at one position: of the token that stands there, and of the likeliest ones.
 
-    ``rank`` counts the tokens at least as likely as this one, itself included: 1 is the best. ``top_ids`` and
-    ``top_logprobs`` run from the likeliest down, equal ones by smaller id.
+    They are logits where :class:`LogprobsMode` says so. ``rank`` counts the tokens at least as likely as this one,
+    itself included: 1 is the best. ``top_ids`` and ``top_logprobs`` run from the likeliest down, equal ones by smaller
+    id.
     """
 
     token_id: int
@@ -120,6 +167,8 @@ class SeqResult:
     that are still prompt. ``error`` is set when this sequence alone cannot go on (its logits are not finite, or no
     token is left to choose from); then there are no tokens. ``complete`` says that by the sequence's grammar nothing
     can follow the last token.
+    token is left to choose from); then there are no tokens. ``likely`` tells of each token whether its probability was
+    above the threshold of an early stop; empty if the sequence has none.
     """
 
     slot: int
@@ -128,6 +177,7 @@ class SeqResult:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
     complete: bool = False
+    likely: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +201,8 @@ class FinishReason(StrEnum):
 class TokenEvent:
     """News of one sequence after a step: what the scheduler tells the text side.
 
-    ``stop_reason`` is the id for one of the caller's stop tokens, None for end-of-sequence and length.
+    ``stop_reason`` is the id for one of the caller's stop tokens, :data:`REPETITION` for an early stop, None for
+    end-of-sequence and length.
     ``num_cached_tokens`` are the prompt tokens that the prefix cache saved, at the first admission.
     ``error`` is the message of a sequence that ended with ``FinishReason.ERROR``.
     """
@@ -161,6 +212,6 @@ class TokenEvent:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None

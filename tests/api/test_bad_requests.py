@@ -73,6 +73,8 @@ BOTH: list[tuple[str, Any]] = [
     *[("allowed_token_ids", bad) for bad in [[], 5, [259], ["1"], [-1]]],
     *[("prompt_logprobs", bad) for bad in [True, "1", -2, 21, -1]],
     *[("truncate_prompt_tokens", bad) for bad in [0, -1, "1", True]],
+    *[("temp_scaled_logprobs", bad) for bad in [1, "true"]],
+    *[("top_p_normalized_logprobs", bad) for bad in [1, "true"]],
     *[("include_stop_str_in_output", bad) for bad in [1, "true"]],
     *[("ignore_eos", bad) for bad in [1, "true"]],
     *[("skip_special_tokens", bad) for bad in [1, "true"]],
@@ -114,11 +116,14 @@ BOTH: list[tuple[str, Any]] = [
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("functions", [{"name": "f"}]),
     ("function_call", {"name": "f"}),
-    ("reasoning_effort", "low"),
     ("reasoning", {"effort": "low"}),
-    ("reasoning_max_tokens", 10),
+    *[("reasoning_max_tokens", bad) for bad in [*NOT_A_NUMBER, -1, 1.5]],
+    *[("thinking_token_budget", bad) for bad in [*NOT_A_NUMBER, -1, 1.5]],
+    ("reasoning_max_tokens", 10),  # the model does not think
     ("thinking_token_budget", 10),
-    ("early_stop", {"window": 3, "threshold": 0.9}),
+    ("enable_thinking", True),
+    ("reasoning_effort", "low"),
+    *[("early_stop", bad) for bad in [True, 5, "x", [3, 0.9], {"windows": 3}]],
     ("audio", {"voice": "x"}),
     ("modalities", ["text", "audio"]),
     ("prediction", {"type": "content", "content": "x"}),
@@ -129,7 +134,6 @@ BOTH: list[tuple[str, Any]] = [
     ("chat_template", "{{ x }}"),
     ("return_tokens_as_token_ids", True),
     ("spaces_between_special_tokens", True),
-    ("temp_scaled_logprobs", True),
     ("kv_transfer_params", {}),
 ]
 
@@ -161,6 +165,27 @@ def test_a_chat_field_with_a_wrong_value_is_named(server: LiveServer, field: str
     error = refused(server, CHAT, {"messages": [USER], field: value})
     assert error["param"] == field
     assert field in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*[("window", bad) for bad in [*NOT_A_NUMBER, 0, -1, 2.5, 2**31]],
+     *[("threshold", bad) for bad in [*NOT_A_NUMBER, -0.1, 1.1]]],
+)  # fmt: skip
+def test_a_wrong_early_stop_is_named_to_the_part(server: LiveServer, path: str, name: str, value: Any) -> None:
+    prompt = {"messages": [USER]} if path == CHAT else {"prompt": "hi"}
+    error = refused(server, path, {**prompt, "early_stop": {name: value}})
+    assert error["param"] == f"early_stop.{name}"
+    assert error["message"].startswith(f"early_stop.{name} must be ")
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+def test_two_names_of_one_field_must_agree(server: LiveServer, path: str) -> None:
+    prompt = {"messages": [USER]} if path == CHAT else {"prompt": "hi"}
+    error = refused(server, path, {**prompt, "reasoning_max_tokens": 5, "thinking_token_budget": 6})
+    assert error["param"] == "thinking_token_budget"
+    assert "differ" in error["message"]
 
 
 @pytest.mark.parametrize("count", [-1, -2, 21, 10**9, 1.5])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from openai.types import Completion
 
 from paceline.api.openai.requests import CompletionBody
 from paceline.api.openai.unsupported import UNSUPPORTED
 from support.live_server import LiveServer, events, live_server
+from support.naive_twin import NaiveTwin
+from support.random_model import random_checkpoint
 from support.scripted_runner import ScriptedRunner, saying
 from support.small_text import EOS, byte_tokenizer, small_engine
 
@@ -133,6 +138,28 @@ def test_a_harness_can_score_prompts_of_ids(server: LiveServer) -> None:
         assert logprobs["text_offset"] == list(range(len(prompt) + 1))
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_what_a_harness_makes_of_the_scores_equals_a_direct_computation(max_tokens: int) -> None:
+    twin = NaiveTwin(random_checkpoint(vocab_size=264))
+    context, endings = "Once upon a time there", [" was", " were two", "fore"]
+    requests = [ids(context + ending) for ending in endings]
+    # Chunks of five tokens, of all prompts at once.
+    with live_server(small_engine(max_num_batched_tokens=5)) as server:
+        fields = {"temperature": 0, "logprobs": 1, "echo": True, "seed": 1234, "max_tokens": max_tokens}
+        choices = server.post(PATH, prompt=requests, **fields).json["choices"]
+    for tokens, choice in zip(requests, choices, strict=True):
+        own = slice(len(context), len(tokens))
+        z = twin.logits(tokens)
+        logprobs = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+        direct = [logprobs[p - 1, tokens[p]] for p in range(len(context), len(tokens))]
+        scores = choice["logprobs"]["token_logprobs"][own]
+        assert scores == pytest.approx(direct, abs=1e-3)
+        assert sum(scores) == pytest.approx(sum(direct), abs=1e-3)
+        is_greedy = [score == max(top.values()) for score, top in zip(scores, choice["logprobs"]["top_logprobs"][own])]
+        best = z[:, :259].argmax(axis=1)
+        assert is_greedy == [best[p - 1] == tokens[p] for p in range(len(context), len(tokens))]
+
+
 def test_a_prompt_is_scored_alike_whatever_follows(server: LiveServer) -> None:
     def score(**fields: Any) -> list[float | None]:
         answer = server.post(PATH, prompt="some text", echo=True, logprobs=1, **fields).json
@@ -151,6 +178,32 @@ def test_a_prompt_is_scored_alike_whatever_follows(server: LiveServer) -> None:
         forced = server.post(PATH, prompt="some text"[:end], max_tokens=1, logprobs=0, allowed_token_ids=[chosen]).json
         assert step["choices"][0]["logprobs"]["tokens"]
         assert forced["choices"][0]["logprobs"]["token_logprobs"][0] == score(max_tokens=0)[end]
+
+
+def test_logprobs_may_be_those_that_tokens_are_sampled_from(server: LiveServer) -> None:
+    def logprobs(**fields: Any) -> dict[str, Any]:
+        asked = {"prompt": "hello", "max_tokens": 1, "logprobs": 3, "seed": 5, "temperature": 0.5, **fields}
+        found: dict[str, Any] = server.post(PATH, **asked).json["choices"][0]["logprobs"]["top_logprobs"][0]
+        return found
+
+    plain, scaled = logprobs(), logprobs(temp_scaled_logprobs=True)
+    best, second, *_ = sorted(plain, key=lambda name: -plain[name])
+    assert scaled[best] - scaled[second] == pytest.approx(2 * (plain[best] - plain[second]), abs=1e-5)
+    alone = logprobs(top_p_normalized_logprobs=True, top_p=0)
+    assert sorted(alone.values())[-2:] == pytest.approx([-9999.0, 0.0], abs=1e-9)
+
+
+def test_the_whole_vocabulary_is_listed_where_the_engine_allows_it() -> None:
+    loaded = small_engine()
+    with live_server(replace(loaded, info=replace(loaded.info, max_logprobs=-1))) as server:
+        fields = {"prompt": "hello", "max_tokens": 1, "prompt_logprobs": -1, "echo": True}
+        choice = server.post(PATH, **fields, logprobs=-1).json["choices"][0]
+        assert [len(entry or ()) for entry in choice["prompt_logprobs"]] == [0, 259, 259, 259, 259]
+        assert sorted(e["rank"] for e in choice["prompt_logprobs"][1].values()) == list(range(1, 260))
+        assert [len(entry or ()) for entry in choice["logprobs"]["top_logprobs"]] == [0] + [259] * 5
+        # The whole distribution, but for the two numbers of the head that are no tokens.
+        total = sum(math.exp(e["logprob"]) for e in choice["prompt_logprobs"][4].values())
+        assert 0.9 < total < 1
 
 
 def test_prompt_logprobs_can_be_asked_for_beside_an_echo(server: LiveServer) -> None:

@@ -6,9 +6,9 @@ from paceline.types import FinishReason, TokenRules
 EOS, CALLERS, BOTH, WORD = 1, 2, 3, 9
 
 
-def end_of(token: int, num_output: int, num_tokens: int = 10, **rules: object) -> Stop | None:
+def end_of(token: int, num_output: int, num_tokens: int = 10, num_likely: int = 0, **rules: object) -> Stop | None:
     all_rules = {"max_tokens": 8, "eos_token_ids": (EOS, BOTH), "stop_token_ids": (CALLERS, BOTH), **rules}
-    return find_stop(token, num_output, num_tokens, TokenRules(**all_rules), max_model_len=32)
+    return find_stop(token, num_output, num_tokens, TokenRules(**all_rules), max_model_len=32, num_likely=num_likely)
 
 
 def test_an_ordinary_token_ends_nothing() -> None:
@@ -44,3 +44,19 @@ def test_an_end_token_in_the_last_allowed_place_is_a_stop() -> None:
 def test_a_full_context_ends_with_length() -> None:
     assert end_of(WORD, 1, num_tokens=31) is None
     assert end_of(WORD, 1, num_tokens=32) == (FinishReason.LENGTH, None, None)
+
+
+def test_an_early_stop_needs_a_full_window_of_likely_tokens() -> None:
+    rules = {"early_stop_window": 4, "max_tokens": 100}
+    # The first likely token is number 5: the end is three tokens later.
+    ends = [end_of(WORD, number, num_likely=max(number - 4, 0), **rules) for number in range(1, 9)]
+    assert ends == [None] * 7 + [(FinishReason.STOP, "repetition", None)]
+    assert end_of(WORD, 9, num_likely=9, max_tokens=100) is None
+
+
+def test_an_early_stop_leaves_the_fewest_tokens_and_gives_way_to_an_end_token() -> None:
+    rules = {"early_stop_window": 2, "max_tokens": 8}
+    ends = [end_of(WORD, n, num_likely=n, min_tokens=4, **rules) is not None for n in range(1, 6)]
+    assert ends == [False, False, False, True, True]
+    assert end_of(CALLERS, 3, num_likely=3, **rules) == (FinishReason.STOP, CALLERS, None)
+    assert end_of(WORD, 8, num_likely=8, **rules) == (FinishReason.STOP, "repetition", None)

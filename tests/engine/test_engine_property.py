@@ -21,7 +21,8 @@ from paceline.ops.reference import ReferenceOps
 from paceline.runner.runner import ModelRunner
 from paceline.sample.grammar import Grammars, Vocabulary
 from paceline.structured_outputs import StructuredOutputs
-from paceline.types import FinishReason, TokenEvent, TokenLogprobs, TokenRules
+from paceline.types import REPETITION, FinishReason, LogprobsMode, ThinkingBudget, TokenEvent, TokenLogprobs, TokenRules
+from support import sampling_oracle as oracle
 from support.random_model import CONTEXT, VOCAB_SIZE, random_model
 
 TOKENIZER_SIZE = VOCAB_SIZE - 3
@@ -64,7 +65,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish: tuple[FinishReason, int | None] | None = None
+    finish: tuple[FinishReason, int | str | None] | None = None
 
     def take(self, event: TokenEvent) -> None:
         assert self.finish is None, "news of a request that has ended"
@@ -124,6 +125,9 @@ def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
         eos_token_ids=ids(rng.choice([0, 0, 2])),
         stop_token_ids=ids(rng.choice([0, 0, 2])),
         logprobs=rng.choice([None, None, 0, 3, -1]),
+        logprobs_mode=rng.choice(list(LogprobsMode)),
+        temp_scaled_logprobs=rng.random() < 0.5,
+        top_p_normalized_logprobs=rng.random() < 0.5,
     )
     if rng.random() < 0.4:
         rules = replace(
@@ -140,6 +144,12 @@ def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
             allowed_token_ids=ids(30) if rng.random() < 0.5 else None,
         )
     if rng.random() < 0.3:
+        start, end = ids(rng.choice([1, 1, 2])), ids(rng.choice([1, 1, 3]))
+        close = rng.choice([end, (*ids(1), *end, *ids(1))])
+        limit = rng.choice([0, 1, 5, 20])
+        eos = tuple(token for token in ids(8) if token not in (*end, *close))
+        rules = replace(rules, thinking=ThinkingBudget(limit, start, end, close), eos_token_ids=eos)
+    elif rng.random() < 0.3:
         rules = replace(
             rules,
             grammar=grammars_of_tokens().compile(rng.choice(STRUCTURES)),
@@ -151,8 +161,11 @@ def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
             eos_token_ids=rng.choice([(), (len(WORDS),)]),
             stop_token_ids=(),
         )
+    if rng.random() < 0.3:
+        window, threshold = rng.choice([(1, 0.3), (2, 0.2), (4, 0.05), (9, 0.02)])
+        rules = replace(rules, early_stop_window=window, early_stop_threshold=threshold)
     if rng.random() < 0.15:
-        rules = replace(rules, prompt_logprobs=rng.choice([0, 2]))
+        rules = replace(rules, prompt_logprobs=rng.choice([0, 2, -1]))
     return rules
 
 
@@ -164,11 +177,15 @@ def random_requests(rng: random.Random) -> list[Request]:
         shared = common[: rng.choice([0, 0, 7, 8, 16, 33])]
         own = [rng.randrange(TOKENIZER_SIZE) for _ in range(rng.choice([1, 2, 8, 15, 25]))]
         prompt = shared + own
+        rules = random_rules(rng, len(prompt))
+        if rules.thinking is not None and rng.random() < 0.7:
+            prompt[-1:] = rules.thinking.start  # leaves the thinking open
+            rules = replace(rules, max_tokens=min(rules.max_tokens, CONTEXT - len(prompt)))
         requests.append(
             Request(
                 f"r{number}",
                 prompt,
-                random_rules(rng, len(prompt)),
+                rules,
                 priority=rng.choice([0, 0, 1]),
                 cache_salt=rng.choice(["", "", "other"]),
             )
@@ -223,9 +240,25 @@ def check_scenario(company: Loaded, alone: Loaded, seed: str) -> int:
                 expected.prompt_logprobs[: len(told.prompt_logprobs)],
                 told.finish,
             )
+        assert told.tokens == oracle.as_thinking_allows(request.rules, request.tokens, told.tokens)
         assert told == expected, f"scenario {seed}, request {request.request_id}: {request.rules}"
     engine.scheduler.check_idle()
     return engine.scheduler.num_preemptions
+
+
+def test_the_scenarios_bring_every_control_to_bear() -> None:
+    ops = CpuOps(1)
+    alone = Loaded(ops, random_model(ops))
+    repeated = forced = 0
+    for seed in range(30):
+        for request in random_requests(random.Random(seed)):
+            rules, answer = request.rules, solo(alone, request)
+            repeated += answer.finish == (FinishReason.STOP, REPETITION)
+            if rules.thinking is not None:
+                histories = [answer.tokens[:count] for count in range(len(answer.tokens))]
+                forced += any(oracle.thinking_at(rules.thinking, request.tokens, h)[1] is not None for h in histories)
+    assert repeated > 10
+    assert forced > 5
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
 
 from paceline.engine.intake import Intake, accept
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
+from paceline.text.parts import TokenCoding, TokenizerParts
+from paceline.text.thinking import ThinkingTags
+from paceline.text.tokenizer import Tokenizer
+from paceline.types import LogprobsMode, ThinkingBudget
 from support.random_model import CONTEXT
 from support.scripted_runner import ScriptedRunner, saying
 from support.small_text import END, EOS, small_engine
@@ -113,6 +119,13 @@ def test_bad_words_come_with_and_without_a_space() -> None:
         ({"prompt_logprobs": 21}, "prompt_logprobs", "at most 20"),
         ({"cache_salt": ""}, "cache_salt", "empty"),
         ({"allowed_token_ids": [97], "bad_words": ["a"]}, "allowed_token_ids", "forbid"),
+        ({"allowed_token_ids": [EOS], "min_tokens": 1}, "allowed_token_ids", "forbid"),
+        (
+            {"allowed_token_ids": [END, 97], "min_tokens": 1, "stop": ["<end>"], "bad_words": ["a"]},
+            "allowed_token_ids",
+            "forbid",
+        ),
+        ({"reasoning_max_tokens": 5}, "reasoning_max_tokens", "small is not known to"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_by_name(params: dict[str, Any], field: str, message: str) -> None:
@@ -121,7 +134,68 @@ def test_what_the_model_cannot_do_is_refused_by_name(params: dict[str, Any], fie
     assert caught.value.param == field
 
 
+def test_bad_words_must_leave_a_token_of_the_model() -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "\u0120": 2}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    parts = TokenizerParts(
+        backend, TokenCoding.BYTE_LEVEL, strips_space=False, vocab_size=3, bos_id=None, eos_ids=(), unk_id=None,
+        prefix=(), suffix=(),
+    )  # fmt: skip
+    info = replace(INFO, tokenizer=Tokenizer(parts), eos_token_ids=())
+
+    def ask(*bad_words: str) -> None:
+        accept(info, (0,), SamplingParams(bad_words=bad_words), request_id="r", seed_source=random.Random(0))
+
+    ask("a", "b")
+    with pytest.raises(RequestError, match="every token of the model") as caught:
+        ask("a", "b", " ")
+    assert caught.value.param == "bad_words"
+
+
+def test_a_thinking_budget_comes_with_the_tags_of_the_model() -> None:
+    info = replace(INFO, thinking=ThinkingTags((1,), (2, 3), (4, 2, 3)))
+    for limit in (0, 7):
+        params = SamplingParams(reasoning_max_tokens=limit)
+        (request,) = accept(info, (1,), params, request_id="r", seed_source=random.Random(0)).requests
+        assert request.rules.thinking == ThinkingBudget(limit, (1,), (2, 3), (4, 2, 3))
+    (request,) = accept(info, (1,), SamplingParams(), request_id="r", seed_source=random.Random(0)).requests
+    assert request.rules.thinking is None
+
+
+def test_an_early_stop_is_two_numbers() -> None:
+    (request,) = taken(early_stop={"window": 4, "threshold": 0.9}).requests
+    assert (request.rules.early_stop_window, request.rules.early_stop_threshold) == (4, 0.9)
+    assert taken().requests[0].rules.early_stop_window == 0
+
+
 def test_the_whole_vocabulary_may_be_asked_for_where_that_is_allowed() -> None:
     info = replace(INFO, max_logprobs=-1)
     intake = accept(info, (1,), SamplingParams(logprobs=-1), request_id="r", seed_source=random.Random(0))
     assert intake.requests[0].rules.logprobs == -1
+
+
+@pytest.mark.parametrize("mode", [LogprobsMode.RAW_LOGITS, LogprobsMode.PROCESSED_LOGITS])
+@pytest.mark.parametrize("field", ["temp_scaled_logprobs", "top_p_normalized_logprobs"])
+def test_logits_are_not_normalised(mode: LogprobsMode, field: str) -> None:
+    info = replace(INFO, logprobs_mode=mode)
+    plain = accept(info, (1,), SamplingParams(logprobs=1), request_id="r", seed_source=random.Random(0))
+    assert plain.requests[0].rules.logprobs_mode is mode
+    params = SamplingParams(logprobs=1, **{field: True})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=f"{field} needs log-probabilities.*{mode.value}") as caught:
+        accept(info, (1,), params, request_id="r", seed_source=random.Random(0))
+    assert caught.value.param == field
+
+
+def test_the_listed_logprobs_of_a_prompt_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.intake.MAX_PROMPT_LOGPROBS", 600)
+    info = replace(INFO, max_logprobs=-1)
+
+    def ask(num_prompt: int, **params: int) -> None:
+        accept(info, [1] * num_prompt, SamplingParams(**params), request_id="r", seed_source=random.Random(0))
+
+    ask(2, prompt_logprobs=-1)
+    ask(100, prompt_logprobs=6)
+    with pytest.raises(RequestError, match="259 tokens at each of 3 positions, but 600"):
+        ask(3, prompt_logprobs=-1)
+    with pytest.raises(RequestError, match="7 tokens at each of 100 positions"):
+        ask(100, prompt_logprobs=7)

@@ -18,10 +18,10 @@ from paceline.ops.cpu import CpuOps
 from paceline.runner.runner import ModelRunner
 from paceline.sample.grammar import Grammars
 from paceline.structured_outputs import StructuredOutputs
-from paceline.types import FinishReason, TokenRules
+from paceline.types import FinishReason, ThinkingBudget, TokenRules
 from support.random_model import random_checkpoint
 from support.random_schemas import random_schema
-from support.small_text import EOS, byte_tokenizer
+from support.small_text import END, EOS, START, byte_tokenizer
 
 CONTEXT = 768
 NUM_SCHEMAS = 200
@@ -99,8 +99,8 @@ def test_every_output_validates_in_company_and_after_preemption() -> None:
     assert finished > 2 * NUM_SCHEMAS * 0.95
 
 
-def run_one(rules: TokenRules) -> tuple[list[int], FinishReason | None]:
-    return answers(make_engine(100, 64, 2), [Request("r", [*b"hi"], rules)])["r"]
+def run_one(rules: TokenRules, prompt: bytes | list[int] = b"hi") -> tuple[list[int], FinishReason | None]:
+    return answers(make_engine(100, 64, 2), [Request("r", [*prompt], rules)])["r"]
 
 
 def test_the_end_comes_exactly_where_the_grammar_accepts() -> None:
@@ -133,6 +133,18 @@ def test_a_grammar_waits_for_the_end_of_thinking() -> None:
             thought += output.index(60)
             assert text_of(output[output.index(60) + 1 :]) in ("yes", "no")
     assert thought > 20
+
+
+def test_a_grammar_begins_once_a_used_budget_has_closed_the_thinking() -> None:
+    grammar = GRAMMARS.compile(StructuredOutputs(choice=["yes", "no"]))
+    budget = ThinkingBudget(limit=3, start=(START,), end=(END,), close=(10, END, 10))
+    for seed in range(5):
+        rules = TokenRules(seed=seed, max_tokens=30, eos_token_ids=(EOS,), grammar=grammar, grammar_after=(END,),
+                           thinking=budget)  # fmt: skip
+        output, end = run_one(rules, [*b"hi", START])
+        assert END not in output[:3]
+        assert output[3:6] == [10, END, 10]
+        assert (text_of(output[6:]) in ("yes", "no"), end) == (True, FinishReason.STOP)
 
 
 def test_only_an_output_that_opens_a_thinking_part_has_one() -> None:

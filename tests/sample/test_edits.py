@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paceline.ops.reference_sampling import edit_logits
 from paceline.sample.edits import SequenceEdits, build_edits, changes_logits
 from paceline.tensors import LogitEdits
-from paceline.types import TokenRules
+from paceline.types import ThinkingBudget, TokenRules
 from support import sampling_oracle as oracle
 
 VOCAB = 12
@@ -31,6 +31,7 @@ rules_of_any_kind = st.builds(
     bad_words=st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), max_size=6).map(tuple),
     logit_bias=st.dictionaries(ids, st.sampled_from([-100.0, -1.5, 2.0]), max_size=4).map(lambda d: tuple(d.items())),
     allowed_token_ids=st.none() | st.lists(ids, min_size=1).map(tuple),
+    thinking=st.none() | st.just(ThinkingBudget(2, (3,), (4, 5), (1, 4, 5))),
 )
 known_tokens = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 
@@ -50,6 +51,7 @@ def sequence(rules: TokenRules, prompt: list[int], output: list[int]) -> Sequenc
 def test_edits_after_a_restart_equal_those_built_along_the_way(
     rules: TokenRules, prompt: list[int], output: list[int], cut: int
 ) -> None:
+    output = oracle.as_thinking_allows(rules, prompt, output)
     along, restarted = sequence(rules, prompt, output[:cut]), sequence(rules, prompt, output)
     if along is not None:
         for token in output[cut:]:
@@ -67,8 +69,9 @@ def test_gathered_edits_do_to_each_row_what_its_rules_say(
     # Exact in float32 and float64 alike: small multiples of 1/16, and penalties that are powers of two.
     logits = np.random.default_rng(len(requests)).integers(-64, 64, (len(requests), WIDTH)) / 16
     edited = logits.astype(np.float32)
-    edit_logits(edited, gather([sequence(*request) for request in requests]))
-    for row, (rules, prompt, output) in enumerate(requests):
+    allowed = [(rules, prompt, oracle.as_thinking_allows(rules, prompt, output)) for rules, prompt, output in requests]
+    edit_logits(edited, gather([sequence(*request) for request in allowed]))
+    for row, (rules, prompt, output) in enumerate(allowed):
         assert edited[row].tolist() == oracle.edited_logits(logits[row].tolist(), rules, prompt, output, VOCAB)
 
 

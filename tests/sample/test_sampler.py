@@ -12,10 +12,11 @@ from scipy import stats
 
 from paceline.errors import NO_TOKEN_LEFT
 from paceline.ops.reference import ReferenceOps
+from paceline.sample.logprobs import LOWEST
 from paceline.sample.sampler import Pick, Sampler
 from paceline.sample.state import SamplerState
 from paceline.tensors import FloatArray
-from paceline.types import TokenRules
+from paceline.types import LogprobsMode, ThinkingBudget, TokenRules
 from support import sampling_oracle as oracle
 
 VOCAB = 60
@@ -62,8 +63,22 @@ def random_rules(rng: random.Random) -> TokenRules:
         bad_words=rng.choice([(), ((7,), (8, 9), (1, 8, 10))]),
         logit_bias=rng.choice([(), ((3, 4.0), (4, -100.0))]),
         allowed_token_ids=rng.choice([None, None, tuple(range(0, VOCAB, 2))]),
+        thinking=rng.choice([None, None, ThinkingBudget(rng.randrange(6), (11,), (12, 13), (14, 12, 13))]),
+        early_stop_window=rng.choice([0, 4]),
+        early_stop_threshold=rng.choice([0.02, 0.1, 0.5]),
         logprobs=rng.choice([None, 0, 3, -1]),
+        logprobs_mode=rng.choice(list(LogprobsMode)),
+        temp_scaled_logprobs=rng.random() < 0.5,
+        top_p_normalized_logprobs=rng.random() < 0.5,
     )
+
+
+def random_tokens(rng: random.Random, rules: TokenRules) -> tuple[list[int], list[int]]:
+    """Prompt and output of a sequence with these rules."""
+    prompt, output = [[rng.randrange(VOCAB) for _ in range(rng.randrange(12))] for _ in range(2)]
+    if rng.random() < 0.5:
+        prompt.append(11)  # opens the thinking
+    return prompt, oracle.as_thinking_allows(rules, prompt, output)
 
 
 def random_logits(rng: np.random.Generator, count: int) -> FloatArray:
@@ -75,10 +90,10 @@ def random_logits(rng: np.random.Generator, count: int) -> FloatArray:
 
 def test_the_order_of_edits_and_filters_is_that_of_the_definition() -> None:
     rng, numbers = random.Random(4), np.random.default_rng(4)
-    compared = 0
-    for trial in range(300):
+    compared = forced = likely = 0
+    for trial in range(600):
         rules = random_rules(rng)
-        prompt, output = [[rng.randrange(VOCAB) for _ in range(rng.randrange(12))] for _ in range(2)]
+        prompt, output = random_tokens(rng, rules)
         logits = random_logits(numbers, 1)[0].tolist()
         pick = pick_alone(rules, logits, prompt, output, position=trial, vocab_size=VOCAB)
         edited = oracle.edited_logits(logits, rules, prompt, output, VOCAB)
@@ -91,9 +106,18 @@ def test_the_order_of_edits_and_filters_is_that_of_the_definition() -> None:
             ranked = sorted(value, key=lambda i: (-value[i], i))
         if len(ranked) > 1 and value[ranked[0]] - value[ranked[1]] < 1e-4:
             continue  # too close for float32 to be sure
-        assert pick.token == ranked[0]
+        assert pick.token == oracle.settled(ranked[0], rules, prompt, output)
+        probability = oracle.probability(edited, pick.token, rules.temperature)
+        if not rules.early_stop_window:
+            assert pick.likely is None
+        elif abs(probability - rules.early_stop_threshold) > 1e-6:
+            assert pick.likely is (probability > rules.early_stop_threshold)
+            likely += pick.likely
+        forced += edited.count(-math.inf) == WIDTH - 1
         compared += 1
-    assert compared > 280
+    assert compared > 560
+    assert forced > 20
+    assert likely > 50
 
 
 @pytest.mark.parametrize(
@@ -102,8 +126,21 @@ def test_the_order_of_edits_and_filters_is_that_of_the_definition() -> None:
         TokenRules(repetition_penalty=1.5, frequency_penalty=0.4, presence_penalty=0.3),
         TokenRules(temperature=0.8, top_p=0.9, repetition_penalty=1.2, logit_bias=((0, 1.0),), min_tokens=9,
                    eos_token_ids=(4,), bad_words=((3, 5),)),
+        TokenRules(temperature=0.6),
+        TokenRules(temperature=1.4, top_k=4),
+        TokenRules(top_p=0.7),
+        TokenRules(temperature=1.2, min_p=0.3),
+        TokenRules(repetition_penalty=0.7),
+        TokenRules(frequency_penalty=-0.5),
+        TokenRules(presence_penalty=1.0),
+        TokenRules(logit_bias=((7, 3.0), (4, -2.0))),
+        TokenRules(allowed_token_ids=(1, 2, 7)),
+        TokenRules(bad_words=((4,), (3, 2), (0, 3, 5), (3, 3, 6))),
+        TokenRules(min_tokens=5, eos_token_ids=(4, 2), stop_token_ids=(5,)),
+        TokenRules(thinking=ThinkingBudget(9, (6,), (3, 1), (3, 1)), eos_token_ids=(4,)),
     ],
-    ids=["penalties", "mixed"],
+    ids=["penalties", "mixed", "temperature", "top-k", "top-p", "min-p", "repetition", "frequency", "presence", "bias",
+         "allowed", "bad words", "min tokens", "thinking"],
 )  # fmt: skip
 def test_tokens_follow_their_probabilities_after_the_edits(rules: TokenRules) -> None:
     logits, prompt, output, count = [1.0, -0.5, 1.5, 0.0, 2.0, 1.0, 0.7, -1.0], [2, 6], [0, 3, 0, 3], 6000
@@ -113,9 +150,13 @@ def test_tokens_follow_their_probabilities_after_the_edits(rules: TokenRules) ->
     state.start(0, rules, prompt + output, len(prompt))
     copies = np.tile(np.array(logits, np.float32), (count, 1))
     tokens = [pick.token for pick in sampler.sample(copies, [0] * count, range(count))]
-    assert set(tokens) <= set(kept)
-    observed = [tokens.count(token) for token in kept]
-    assert stats.chisquare(observed, [p * count for p in kept.values()]).pvalue > 1e-4
+    expected: dict[int, float] = {}
+    for token, probability in kept.items():
+        settled = oracle.settled(token, rules, prompt, output)
+        expected[settled] = expected.get(settled, 0.0) + probability
+    assert set(tokens) <= set(expected)
+    observed = [tokens.count(token) for token in expected]
+    assert stats.chisquare(observed, [p * count for p in expected.values()]).pvalue > 1e-4
 
 
 def test_exactly_min_tokens_are_forced_before_an_end_token() -> None:
@@ -199,6 +240,54 @@ def test_logprobs_are_those_of_the_logits_before_every_edit() -> None:
     assert pick.logprobs.logprob == pytest.approx(0 - total)
     assert pick.logprobs.top_ids == (3, 2)
     assert pick.logprobs.top_logprobs == pytest.approx((3 - total, 2 - total))
+
+
+def test_logprobs_of_every_form_are_those_of_the_definition() -> None:
+    rng, numbers = random.Random(14), np.random.default_rng(14)
+    forms = set()
+    for trial in range(400):
+        rules = replace(random_rules(rng), logprobs=rng.choice([0, 3, -1]))
+        prompt, output = random_tokens(rng, rules)
+        logits = random_logits(numbers, 1)[0].tolist()
+        pick = pick_alone(rules, logits, prompt, output, position=trial, vocab_size=VOCAB)
+        found = pick.logprobs
+        assert found is not None
+        expected = oracle.logprobs_of(logits, rules, prompt, output, VOCAB)
+        assert found.token_id == pick.token
+        assert found.logprob == pytest.approx(max(expected[found.token_id], LOWEST), abs=2e-5)
+        assert found.top_logprobs == pytest.approx([max(expected[i], LOWEST) for i in found.top_ids], abs=2e-5)
+        # Order and rank are those of the whole distribution, whatever top-p leaves of it.
+        whole = oracle.logprobs_of(logits, replace(rules, top_p=1.0), prompt, output, VOCAB)
+        ranked = sorted(range(VOCAB), key=lambda i: (-whole[i], i))
+        assert list(found.top_ids) == ranked[: VOCAB if rules.logprobs == -1 else rules.logprobs]
+        assert found.rank == sum(value >= whole[found.token_id] for value in whole[:VOCAB])
+        forms.add(
+            (rules.logprobs_mode, rules.temp_scaled_logprobs, rules.top_p_normalized_logprobs and rules.top_p < 1)
+        )
+    assert len(forms) == 16
+
+
+def test_a_top_p_set_of_thousands_of_tokens_is_found_whole() -> None:
+    logits = np.zeros((1, 5000), np.float32)
+    rules = TokenRules(top_p=0.9, top_p_normalized_logprobs=True, logprobs=-1, seed=3)
+    state, sampler = make(1, 5000)
+    state.start(0, rules, [0], 1)
+    [pick] = sampler.sample(logits, [0], [1])
+    assert pick.logprobs is not None
+    values = pick.logprobs.top_logprobs
+    kept = sum(value > LOWEST for value in values)
+    assert kept == pytest.approx(4500, abs=2)
+    assert values[0] == pytest.approx(-math.log(kept), abs=1e-4)
+    assert all(value in (values[0], LOWEST) for value in values)
+
+
+def test_top_p_of_zero_leaves_the_whole_probability_to_the_best_token() -> None:
+    rules = TokenRules(top_p=0.0, top_p_normalized_logprobs=True, logprobs=3)
+    found = pick_alone(rules, [0.3, 2.7, 1.1, 2.7]).logprobs
+    assert found is not None
+    assert (found.token_id, found.rank) == (1, 2)
+    assert found.logprob == pytest.approx(0.0, abs=1e-12)
+    assert found.top_logprobs == pytest.approx((0.0, LOWEST, LOWEST), abs=1e-12)
 
 
 def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:

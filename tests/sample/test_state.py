@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from paceline.sample.state import SamplerState
-from paceline.types import TokenRules
+from paceline.sample.thinking import SequenceThinking
+from paceline.types import LogprobsMode, ThinkingBudget, TokenRules
 
 EVERYTHING = TokenRules(
     temperature=0.5,
@@ -22,7 +23,13 @@ EVERYTHING = TokenRules(
     bad_words=((3,), (4, 5)),
     logit_bias=((6, 1.0),),
     allowed_token_ids=(0, 6),
+    thinking=ThinkingBudget(2, (1,), (7, 8), (9, 7, 8)),
+    early_stop_window=3,
+    early_stop_threshold=0.5,
     logprobs=4,
+    logprobs_mode=LogprobsMode.PROCESSED_LOGITS,
+    temp_scaled_logprobs=True,
+    top_p_normalized_logprobs=True,
 )
 
 
@@ -39,6 +46,8 @@ def comparable(value: Any) -> Any:
         return value.tolist()
     if hasattr(value, "ids"):
         return value.ids.tolist(), value.counts.tolist()
+    if isinstance(value, SequenceThinking):
+        return vars(value)
     return value
 
 

@@ -185,7 +185,8 @@ class FakeRunner:
         logprobs: tuple[TokenLogprobs, ...] = ()
         if rules.logprobs is not None:
             logprobs = (token_logprobs(prefix, token, rules.logprobs, self.vocab_size),)
-        return SeqResult(span.slot, (token,), logprobs, scores)
+        likely = (is_likely(prefix, token, rules),) if rules.early_stop_window else ()
+        return SeqResult(span.slot, (token,), logprobs, scores, likely=likely)
 
 
 # ---- the pretended model, as pure functions
@@ -209,6 +210,11 @@ def choose(prefix: int, rules: TokenRules, num_output: int, vocab_size: int) -> 
     return token
 
 
+def is_likely(prefix: int, token: int, rules: TokenRules) -> bool:
+    """Whether the token's pretended probability is above the early stop's threshold."""
+    return extend(prefix, token + 1) % 1024 / 1024 > rules.early_stop_threshold
+
+
 def token_logprobs(prefix: int, token: int, k: int, vocab_size: int) -> TokenLogprobs:
     """Made-up numbers that depend on prefix and token alone."""
     top = vocab_size if k == -1 else k
@@ -230,7 +236,7 @@ class SoloAnswer:
     logprobs: tuple[TokenLogprobs, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
 
 
 def solo_answer(
@@ -248,7 +254,9 @@ def solo_answer(
         prefix = extend(prefix, token)
     output: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    reason, stop_reason = FinishReason.LENGTH, None
+    likely: list[bool] = []
+    reason: FinishReason = FinishReason.LENGTH
+    stop_reason: int | str | None = None
     while len(output) < rules.max_tokens and len(tokens) < max_model_len:
         if len(tokens) > max_stored_tokens:
             reason = FinishReason.ERROR
@@ -258,10 +266,15 @@ def solo_answer(
             logprobs.append(token_logprobs(prefix, token, rules.logprobs, vocab_size))
         output.append(token)
         tokens.append(token)
+        likely.append(is_likely(prefix, token, rules))
         prefix = extend(prefix, token)
         if len(output) > rules.min_tokens and token in (*rules.stop_token_ids, *rules.eos_token_ids):
             reason = FinishReason.STOP
             stop_reason = token if token in rules.stop_token_ids else None
+            break
+        window = rules.early_stop_window
+        if 0 < window <= len(output) >= rules.min_tokens and all(likely[-window:]):
+            reason, stop_reason = FinishReason.STOP, "repetition"
             break
     return SoloAnswer(tuple(output), tuple(logprobs), tuple(scores), reason, stop_reason)
 

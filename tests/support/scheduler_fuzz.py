@@ -112,6 +112,8 @@ class _Scenario:
             min_tokens=rng.choice([0, 0, rng.randint(0, max_tokens)]),
             eos_token_ids=rng.choice([(), (), (1,)]),
             stop_token_ids=rng.choice([(), (), (2,), (1, 3)]),
+            early_stop_window=rng.choice([0, 0, 1, 3]),
+            early_stop_threshold=rng.choice([0.5, 0.9]),
             logprobs=rng.choice([None, 0, 2]),
             prompt_logprobs=rng.choice([None, None, None, 1]),
         )

@@ -20,6 +20,7 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.parts import TokenCoding, TokenizerParts
 from paceline.text.token_bytes import byte_level_alphabet
 from paceline.text.tokenizer import Tokenizer
+from paceline.types import LogprobsMode
 from support.random_model import CONTEXT, random_model
 
 EOS, START, END = 256, 257, 258
@@ -75,9 +76,11 @@ def small_engine(
         name="small",
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template),
+        thinking=None,
         eos_token_ids=(EOS,),
         max_model_len=limits.max_model_len,
         max_logprobs=20,
+        logprobs_mode=LogprobsMode.RAW_LOGPROBS,
         max_cached_tokens=num_blocks * 8,
         default_params={},
         formats=answer_formats(reasoning, tools, tokenizer),

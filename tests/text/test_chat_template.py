@@ -222,3 +222,12 @@ def test_a_folder_holds_its_templates_in_one_of_several_places(tokenizer: Tokeni
     assert shown(load_chat_template(checkpoint, tokenizer, tmp_path / "other.jinja")) == "other é"
     with pytest.raises(CheckpointError, match=r"missing\.jinja"):
         load_chat_template(checkpoint, tokenizer, tmp_path / "missing.jinja")
+
+
+def test_a_template_tells_what_a_caller_may_set() -> None:
+    source = (
+        "{% for m in messages %}{{ m.content }}{% set x = m.thinking %}{% endfor %}{{ raise_exception if y else x }}"
+    )
+    tools = "{% if enable_thinking is defined and not enable_thinking %}a{% endif %}"
+    assert ChatTemplate(source, tool_source=tools).variables >= {"messages", "y", "enable_thinking"}
+    assert "thinking" not in ChatTemplate(source).variables

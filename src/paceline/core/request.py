@@ -28,6 +28,7 @@ class Request:
         block_keys: what identifies the content of its full blocks, as far as anyone asked.
         num_published: leading blocks that the prefix cache has been told of.
         num_scored: prompt positions whose log-probabilities were delivered.
+        num_likely: output tokens in an unbroken row up to the last, that an early stop counts. A preemption keeps it.
         num_cached_tokens: prompt tokens saved by the prefix cache at the first admission; None before it.
         times_passed_over: steps in which a later request was admitted before this one.
     """
@@ -48,6 +49,7 @@ class Request:
     block_keys: list[BlockKey] = field(init=False, default_factory=list)
     num_published: int = field(init=False, default=0)
     num_scored: int = field(init=False, default=0)
+    num_likely: int = field(init=False, default=0)
     num_cached_tokens: int | None = field(init=False, default=None)
     times_passed_over: int = field(init=False, default=0)
 

@@ -308,7 +308,7 @@ class Scheduler:
         request.num_computed = span.start + span.count
         self.kv.publish(request)
         prompt_logprobs = _not_yet_scored(request, span, result)
-        num_taken, stop = self._append(request, result.tokens, result.complete)
+        num_taken, stop = self._append(request, result)
         if stop is not None:
             self._remove(request)
         if stop is not None or num_taken or prompt_logprobs:
@@ -324,10 +324,11 @@ class Scheduler:
             )
             self._events.append(event)
 
-    def _append(self, request: Request, tokens: tuple[int, ...], complete: bool) -> tuple[int, Stop | None]:
+    def _append(self, request: Request, result: SeqResult) -> tuple[int, Stop | None]:
         """Append chosen tokens up to the first that ends the sequence. Returns how many, and the end if it is one."""
-        for count, token in enumerate(tokens, start=1):
+        for count, token in enumerate(result.tokens, start=1):
             request.tokens.append(token)
+            request.num_likely = request.num_likely + 1 if result.likely and result.likely[count - 1] else 0
             length = len(request.tokens)
             stop = find_stop(
                 token,
@@ -335,7 +336,8 @@ class Scheduler:
                 length,
                 request.rules,
                 self.limits.max_model_len,
-                complete=complete and count == len(tokens),
+                num_likely=request.num_likely,
+                complete=result.complete and count == len(result.tokens),
             )
             if stop is not None:
                 return count, stop
@@ -345,7 +347,7 @@ class Scheduler:
                 return count, Stop(FinishReason.ERROR, error=error)
         if request.rules.max_tokens == 0 and request.num_left == 0:
             return 0, Stop(FinishReason.LENGTH)
-        return len(tokens), None
+        return len(result.tokens), None
 
     # ---- leaving
 

@@ -1,6 +1,10 @@
 #include "levels.h"
 
 #include <stdexcept>
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace paceline {
 
@@ -20,9 +24,24 @@ extern const Kernels table;
 namespace avx512_vnni {
 extern const Kernels table;
 }
+namespace avx512_amx {
+extern const Kernels table;
+}
 namespace avx512_bf16 {
 extern const Kernels table;
 }
+
+namespace {
+// Tiles enlarge a thread's state, so a process has to ask Linux for them.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+}  // namespace
 #endif
 
 std::vector<const Kernels*> runnable_levels() {
@@ -33,6 +52,7 @@ std::vector<const Kernels*> runnable_levels() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq")) {
       if (__builtin_cpu_supports("avx512vnni")) {
+        if (__builtin_cpu_supports("amx-int8") && may_use_tiles()) levels.push_back(&avx512_amx::table);
         levels.push_back(&avx512_vnni::table);
         if (__builtin_cpu_supports("avx512bf16")) {
           // Measured: Zen 4 multiplies twice as many bfloat16 numbers as floats, an Intel Xeon half as many.

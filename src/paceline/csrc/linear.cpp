@@ -19,7 +19,7 @@ struct Blocks {
 };
 
 // Weights that are kept close while the blocks of a band go by.
-constexpr int64_t kChunkBytes = 16384;
+constexpr int64_t kChunkBytes = 131072;
 
 bool is_quantized(const Section& section) { return section.form == Form::int8 || section.form == Form::int4; }
 
@@ -55,7 +55,8 @@ int64_t lay_out(uint8_t* memory, int rows, int groups, Activations& a) {
   a.groups = groups;
   take(a.high, cells * kGroup);
   take(a.low, cells * kGroup);
-  take(a.whole, cells * kGroup);
+  take(a.words, cells * kGroup);
+  a.both = reinterpret_cast<int8_t*>(a.words);
   take(a.scales, cells);
   take(a.scaled_sums, cells);
   take(a.high_sums, cells);

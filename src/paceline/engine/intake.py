@@ -10,10 +10,13 @@ from paceline.core.request import Request
 from paceline.engine.model_info import ModelInfo
 from paceline.errors import RequestError
 from paceline.ops.noise import fold_choice
-from paceline.sampling_params import SamplingParams
+from paceline.sampling_params import EarlyStop, SamplingParams
 from paceline.text.answer_parser import Thinking
 from paceline.text.tokenizer import bad_word_ids
-from paceline.types import TokenRules
+from paceline.types import LogprobsMode, ThinkingBudget, TokenRules
+
+MAX_PROMPT_LOGPROBS = 10_000_000
+"""Log-probabilities listed for one prompt, at most: they are kept until the answer is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,7 @@ def accept(
     if cache_salt is not None and not cache_salt:
         raise RequestError("cache_salt must not be empty", "cache_salt")
     max_tokens = _room(info, len(tokens), params)
-    for field in ("logprobs", "prompt_logprobs"):
-        _check_logprobs(field, getattr(params, field), info)
+    _check_logprobs(params, len(tokens), info)
     stop_strings, stop_names = _split_stops(params, info)
     eos = () if params.ignore_eos else info.eos_token_ids
     stop_ids = check_token_ids("stop_token_ids", params.stop_token_ids or (), info)
@@ -67,11 +69,14 @@ def accept(
     if allowed is not None:
         check_token_ids("allowed_token_ids", allowed, info)
         allowed = tuple(sorted(set(allowed)))
+    budget = _thinking_budget(info, params)
+    early_stop = params.early_stop
+    assert early_stop is None or isinstance(early_stop, EarlyStop)
     bias = params.logit_bias or {}
     check_token_ids("logit_bias", tuple(bias), info)
     bad_words = bad_word_ids(info.tokenizer, params.bad_words or ())
     ends = {*eos, *stop_ids, *stop_names} if params.min_tokens else set()
-    _check_candidates(allowed, {word[0] for word in bad_words if len(word) == 1} | ends)
+    _check_candidates(allowed, {word[0] for word in bad_words if len(word) == 1} | ends, info)
     grammar = None if params.structured_outputs is None else info.grammars.compile(params.structured_outputs)
     grammar_after, grammar_opener = ((), None) if grammar is None else _thinking_tokens(info, thinking)
     seed = seed_source.getrandbits(64) if params.seed is None else params.seed % 2**64
@@ -93,11 +98,17 @@ def accept(
             bad_words=bad_words,
             logit_bias=tuple(sorted(bias.items())),
             allowed_token_ids=allowed,
+            thinking=budget,
+            early_stop_window=0 if early_stop is None else early_stop.window,
+            early_stop_threshold=1.0 if early_stop is None else float(early_stop.threshold),
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
             grammar=grammar,
             grammar_after=grammar_after,
             grammar_opener=grammar_opener,
+            logprobs_mode=info.logprobs_mode,
+            temp_scaled_logprobs=params.temp_scaled_logprobs,
+            top_p_normalized_logprobs=params.top_p_normalized_logprobs,
         )
         requests.append(Request(choice_id(request_id, index), list(tokens), rules, priority, cache_salt or ""))
     return Intake(request_id, tokens, params, requests, stop_strings, stop_names, shown_ids)
@@ -133,13 +144,44 @@ def _room(info: ModelInfo, num_prompt: int, params: SamplingParams) -> int:
     return room if params.max_tokens is None else min(params.max_tokens, room)
 
 
-def _check_logprobs(field: str, value: int | None, info: ModelInfo) -> None:
-    if value is None or info.max_logprobs == -1:
-        return
-    if value == -1:
-        raise RequestError(f"{field} -1, the whole vocabulary, needs an engine with max_logprobs -1", field)
-    if value > info.max_logprobs:
-        raise RequestError(f"{field} must be at most {info.max_logprobs} (max_logprobs), not {value}", field)
+def _check_logprobs(params: SamplingParams, num_prompt: int, info: ModelInfo) -> None:
+    for field in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, field)
+        if value is None or info.max_logprobs == -1:
+            continue
+        if value == -1:
+            raise RequestError(f"{field} -1, the whole vocabulary, needs an engine with max_logprobs -1", field)
+        if value > info.max_logprobs:
+            raise RequestError(f"{field} must be at most {info.max_logprobs} (max_logprobs), not {value}", field)
+    if params.prompt_logprobs is not None:
+        listed = info.tokenizer.vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs
+        if num_prompt * listed > MAX_PROMPT_LOGPROBS:
+            raise RequestError(
+                f"prompt_logprobs lists {listed} tokens at each of {num_prompt} positions, "
+                f"but {MAX_PROMPT_LOGPROBS} together at most",
+                "prompt_logprobs",
+            )
+    if info.logprobs_mode in (LogprobsMode.RAW_LOGITS, LogprobsMode.PROCESSED_LOGITS):
+        for field in ("temp_scaled_logprobs", "top_p_normalized_logprobs"):
+            if getattr(params, field):
+                raise RequestError(
+                    f"{field} needs log-probabilities, but this engine reports logits "
+                    f"(logprobs_mode is {info.logprobs_mode})",
+                    field,
+                )
+
+
+def _thinking_budget(info: ModelInfo, params: SamplingParams) -> ThinkingBudget | None:
+    limit, tags = params.reasoning_max_tokens, info.thinking
+    if limit is None:
+        return None
+    if tags is None:
+        raise RequestError(
+            f"reasoning_max_tokens needs a model that thinks, and {info.name} is not known to "
+            "(thinking_start and thinking_end tell how a model does)",
+            "reasoning_max_tokens",
+        )
+    return ThinkingBudget(limit, tags.start, tags.end, tags.close)
 
 
 def _thinking_tokens(info: ModelInfo, thinking: Thinking) -> tuple[tuple[int, ...], int | None]:
@@ -164,6 +206,8 @@ def _split_stops(params: SamplingParams, info: ModelInfo) -> tuple[tuple[str, ..
     return tuple(strings), names
 
 
-def _check_candidates(allowed: tuple[int, ...] | None, banned: set[int]) -> None:
+def _check_candidates(allowed: tuple[int, ...] | None, banned: set[int], info: ModelInfo) -> None:
     if allowed is not None and set(allowed) <= banned:
         raise RequestError("bad_words and min_tokens forbid every one of allowed_token_ids", "allowed_token_ids")
+    if len(banned) >= info.tokenizer.vocab_size:
+        raise RequestError("bad_words and min_tokens forbid every token of the model", "bad_words")

@@ -28,7 +28,9 @@ from paceline.runner.runner import ModelRunner
 from paceline.sample.grammar import Grammars, Vocabulary
 from paceline.sampling_params import SamplingParams
 from paceline.text.answer_formats import answer_formats, reasoning_format, tool_format
+from paceline.text.thinking import ThinkingTags, find_thinking_tags
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
+from paceline.types import LogprobsMode
 
 if TYPE_CHECKING:
     from paceline.text.chat_template import ChatTemplate
@@ -102,9 +104,11 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         name=config.model,
         tokenizer=tokenizer,
         chat_template=template,
+        thinking=_thinking_tags(config, tokenizer, template),
         eos_token_ids=eos,
         max_model_len=kv_size.max_model_len,
         max_logprobs=config.max_logprobs,
+        logprobs_mode=LogprobsMode(config.logprobs_mode),
         max_cached_tokens=kv_size.num_blocks * config.block_size,
         default_params=_generation_defaults(checkpoint.generation_config),
         formats=answer_formats(
@@ -133,6 +137,16 @@ def _load_text(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Tokenizer,
     tokenizer = load_tokenizer(checkpoint, None if config.tokenizer is None else Path(config.tokenizer))
     override = None if config.chat_template is None else Path(config.chat_template)
     return tokenizer, load_chat_template(checkpoint, tokenizer, override)
+
+
+def _thinking_tags(config: EngineConfig, tokenizer: Tokenizer, template: ChatTemplate | None) -> ThinkingTags | None:
+    return find_thinking_tags(
+        tokenizer,
+        "" if template is None else template.sources,
+        start=config.thinking_start,
+        end=config.thinking_end,
+        close=config.thinking_close,
+    )
 
 
 def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, float | int]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from paceline.sample.grammar import Grammars
 from paceline.text.answer_formats import AnswerFormats
+from paceline.text.thinking import ThinkingTags
 from paceline.text.tokenizer import Tokenizer
+from paceline.types import LogprobsMode
 
 if TYPE_CHECKING:
     from paceline.text.chat_template import ChatTemplate
@@ -19,9 +21,11 @@ class ModelInfo:
     """Attributes:
     name: what the caller named the model.
     tokenizer, chat_template: the text side; a model without a template cannot chat.
+    thinking: what opens and ends its thinking; None for a model that does not think.
     eos_token_ids: union of what tokenizer, config and generation config name as end of sequence.
     max_model_len: tokens of prompt and output together.
     max_logprobs: largest number of likeliest tokens a request may ask for; -1 is the vocabulary.
+    logprobs_mode: what is reported as log-probabilities.
     max_cached_tokens: tokens that the key-value store holds.
     default_params: sampling defaults of the model's generation config, by their names in SamplingParams.
     formats: how the model writes thinking and tool calls.
@@ -32,9 +36,11 @@ class ModelInfo:
     name: str
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    thinking: ThinkingTags | None
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     max_logprobs: int
+    logprobs_mode: LogprobsMode
     max_cached_tokens: int
     default_params: Mapping[str, float | int]
     formats: AnswerFormats

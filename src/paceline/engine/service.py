@@ -107,6 +107,15 @@ class AsyncEngine:
         return self._info
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template looks up, and so what a caller can tell it."""
+        return frozenset() if self._info.chat_template is None else self._info.chat_template.variables
+
+    @property
+    def can_think(self) -> bool:
+        return self._info.thinking is not None
+
+    @property
     def default_params(self) -> Mapping[str, float | int]:
         return self._info.default_params
 

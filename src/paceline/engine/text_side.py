@@ -120,7 +120,7 @@ class _Choice:
         text = ""
         for position, token in enumerate(event.token_ids):
             self._num_tokens += 1
-            # A grammar may end the output after an ordinary token, too.
+            # A grammar or an early stop may end the output after an ordinary token, too.
             ends_here = (
                 event.finish_reason is FinishReason.STOP
                 and position == len(event.token_ids) - 1
@@ -141,7 +141,7 @@ class _Choice:
             return self._delta(text, FinishReason.STOP, self._stops.matched)
         text += self._stops.finish()
         reason: int | str | None = event.stop_reason
-        if event.stop_reason is not None:
+        if isinstance(event.stop_reason, int):
             reason = self._stop_names.get(event.stop_reason, event.stop_reason)
         return self._delta(text, event.finish_reason, reason, event.error)
 

@@ -25,7 +25,7 @@ from paceline.tensors import (
     TopLogprobs,
 )
 
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3
 """Counts changes after which the same model gives other bits."""
 
 

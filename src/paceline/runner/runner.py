@@ -87,7 +87,10 @@ class ModelRunner:
         batch = build_batch(spans, self._slots)
         hidden = self._forward(batch, self._kv)
         picks = self._choose(spans, batch, hidden)
-        scores = {wanted.span: self._score(wanted, hidden) for wanted in prompt_rows(spans, self._slots, batch)}
+        scores = {
+            wanted.span: self._score(wanted, hidden, as_logits=self._state.prompt_as_logits[spans[wanted.span].slot])
+            for wanted in prompt_rows(spans, self._slots, batch)
+        }
         return [self._commit(span, picks.get(span.slot), scores.get(i, ())) for i, span in enumerate(spans)]
 
     def _choose(self, spans: Sequence[SeqSpan], batch: Batch, hidden: FloatArray) -> dict[int, Pick]:
@@ -100,12 +103,14 @@ class ModelRunner:
         picks = self._sampler.sample(logits, slots, [span.start + span.count for span in sampling])
         return dict(zip(slots, picks, strict=True))
 
-    def _score(self, wanted: PromptRows, hidden: FloatArray) -> tuple[TokenLogprobs, ...]:
+    def _score(self, wanted: PromptRows, hidden: FloatArray, *, as_logits: bool) -> tuple[TokenLogprobs, ...]:
         scores: list[TokenLogprobs] = []
         for first in range(0, len(wanted.rows), SCORED_ROWS_AT_ONCE):
             part = slice(first, first + SCORED_ROWS_AT_ONCE)
             logits = self._model.logits(self._ops.take_rows(hidden, wanted.rows[part]))
-            scores += prompt_logprobs(self._ops, logits, wanted.targets[part], wanted.k, self._state.vocab_size)
+            scores += prompt_logprobs(
+                self._ops, logits, wanted.targets[part], wanted.k, self._state.vocab_size, as_logits=as_logits
+            )
         return tuple(scores)
 
     def _commit(self, span: SeqSpan, pick: Pick | None, scores: tuple[TokenLogprobs, ...]) -> SeqResult:
@@ -117,5 +122,6 @@ class ModelRunner:
         self._slots.append_token(span.slot, pick.token)
         self._state.commit(span.slot, pick.token)
         logprobs = () if pick.logprobs is None else (pick.logprobs,)
+        likely = () if pick.likely is None else (pick.likely,)
         complete = self._state.is_complete(span.slot)
-        return SeqResult(span.slot, (pick.token,), logprobs, scores, complete=complete)
+        return SeqResult(span.slot, (pick.token,), logprobs, scores, complete=complete, likely=likely)

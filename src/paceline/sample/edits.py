@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.sample.history import TokenCounts
+from paceline.sample.thinking import SequenceThinking
 from paceline.tensors import FloatArray, IntArray, LogitEdits
 from paceline.types import TokenRules
 
@@ -26,6 +27,7 @@ def changes_logits(rules: TokenRules) -> bool:
         or bool(rules.bad_words)
         or bool(rules.logit_bias)
         or rules.allowed_token_ids is not None
+        or rules.thinking is not None
     )
 
 
@@ -42,11 +44,14 @@ class SequenceEdits:
         counts: the tokens that penalties look at, or None if there are no penalties. The prompt's matter to the
             repetition penalty alone, so without it they are not collected.
         repetition, frequency, presence: the strengths of the penalties.
+        thinking: where the sequence stands in its thinking, or None if that has no budget.
     """
 
     def __init__(self, rules: TokenRules, tokens: Sequence[int], num_prompt: int, vocab_size: int) -> None:
         bias = {token: value for token, value in rules.logit_bias if token < vocab_size}
-        self.allowed_bits = _bits(rules.allowed_token_ids, vocab_size)
+        self.allowed_bits: npt.NDArray[np.uint32] | None = None
+        if rules.allowed_token_ids is not None:
+            self.allowed_bits = _bits(rules.allowed_token_ids, vocab_size)
         self.bias_ids: IntArray = np.fromiter(bias.keys(), np.int32, len(bias))
         self.bias_values: FloatArray = np.fromiter(bias.values(), np.float32, len(bias))
         self._output = list(tokens[num_prompt:])
@@ -58,6 +63,11 @@ class SequenceEdits:
         if counts_tokens(rules):
             prompt = tokens[:num_prompt] if rules.repetition_penalty != 1 else ()
             self.counts = TokenCounts(prompt, self._output)
+
+        self.thinking: SequenceThinking | None = None
+        self._eos_token_ids = frozenset(rules.eos_token_ids)
+        if rules.thinking is not None:
+            self.thinking = SequenceThinking(rules.thinking, tokens, num_prompt)
 
         words = [word for word in rules.bad_words if word and word[-1] < vocab_size]
         always = {word[-1] for word in words if len(word) == 1}
@@ -75,6 +85,16 @@ class SequenceEdits:
         self._output.append(token)
         if self.counts is not None:
             self.counts.add(token)
+        if self.thinking is not None:
+            self.thinking.commit(token)
+
+    def forced(self) -> int | None:
+        """The token that has to come next; then the other edits have no say. None if there is a choice."""
+        return None if self.thinking is None else self.thinking.forced()
+
+    def settle(self, token: int) -> int:
+        """What stands in the place of a chosen token."""
+        return token if self.thinking is None else self.thinking.settle(token, self._eos_token_ids)
 
     def banned(self) -> IntArray:
         """Ids, int32 and each once, that the next token must not be.
@@ -96,7 +116,12 @@ def build_edits(sequences: Sequence[SequenceEdits | None], width: int, vocab_siz
     active = [(row, sequence) for row, sequence in enumerate(sequences) if sequence is not None]
     if not active and width <= vocab_size:
         return None
-    allowed = [(row, seq.allowed_bits) for row, seq in active if seq.allowed_bits is not None]
+    forced = [(row, token) for row, seq in active if (token := seq.forced()) is not None]
+    allowed = [(row, _bits((token,), vocab_size)) for row, token in forced]
+    if forced:
+        rows = {row for row, _ in forced}
+        active = [(row, seq) for row, seq in active if row not in rows]
+    allowed += [(row, seq.allowed_bits) for row, seq in active if seq.allowed_bits is not None]
     allowed_bits = np.zeros((len(allowed), -(-width // 32)), np.uint32)
     for i, (_, bits) in enumerate(allowed):
         allowed_bits[i, : len(bits)] = bits
@@ -124,10 +149,8 @@ def build_edits(sequences: Sequence[SequenceEdits | None], width: int, vocab_siz
     )
 
 
-def _bits(allowed: Sequence[int] | None, vocab_size: int) -> npt.NDArray[np.uint32] | None:
+def _bits(allowed: Sequence[int], vocab_size: int) -> npt.NDArray[np.uint32]:
     """Bit i % 32 of word i // 32 is set for each allowed id i."""
-    if allowed is None:
-        return None
     mask = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     ids = np.array(allowed, np.int64)
     mask[ids[ids < vocab_size]] = True

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import GRAMMAR_FAILED, RequestError
+from paceline.sample.thinking import SequenceThinking
 from paceline.structured_outputs import MAX_TAGS, StructuredOutputs
 from paceline.tensors import LogitEdits
 from paceline.types import TokenRules
@@ -155,7 +156,9 @@ class SequenceGrammar:
         error: why the sequence cannot go on, though it is not complete.
     """
 
-    def __init__(self, grammars: Grammars, rules: TokenRules, output: Sequence[int]) -> None:
+    def __init__(
+        self, grammars: Grammars, rules: TokenRules, output: Sequence[int], prompt: Sequence[int] = ()
+    ) -> None:
         assert rules.grammar is not None
         self.complete = False
         self.error: str | None = None
@@ -168,6 +171,11 @@ class SequenceGrammar:
         self._after = rules.grammar_after
         self._opener = rules.grammar_opener
         self._thinks = bool(self._after) and self._opener is None
+        # A budget may go on closing the thinking once its end has come.
+        self._budget: SequenceThinking | None = None
+        if rules.thinking is not None and self._after:
+            self._budget = SequenceThinking(rules.thinking, prompt, len(prompt))
+        self._end_came = False
         self._output: list[int] = []
         self.bits = self._thinking_bits
         if not self._thinks:
@@ -181,12 +189,15 @@ class SequenceGrammar:
     def commit(self, token: int) -> None:
         """The output grows by ``token``. Never raises: a failure is told by :attr:`error`."""
         self._output.append(token)
+        if self._budget is not None:
+            self._budget.commit(token)
         if self.complete or self.error is not None:
             return
         if len(self._output) == 1 and token == self._opener:
             self._thinks, self.bits = True, self._thinking_bits
         elif self._thinks:
-            if tuple(self._output[-len(self._after) :]) == self._after:
+            self._end_came |= tuple(self._output[-len(self._after) :]) == self._after
+            if self._end_came and (self._budget is None or self._budget.forced() is None):
                 self._thinks = False
                 self._look()
         elif token in self._ends:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from paceline.errors import NO_TOKEN_LEFT
 from paceline.ops.api import Ops
 from paceline.sample.edits import build_edits
 from paceline.sample.grammar import build_grammar_mask
-from paceline.sample.logprobs import NOT_FINITE, token_logprobs
+from paceline.sample.logprobs import NOT_FINITE, LogprobsForm, divide, formed_logprobs
 from paceline.sample.state import SamplerState
 from paceline.tensors import ChoiceControls, FloatArray, IntArray
 from paceline.types import TokenLogprobs
@@ -19,11 +20,15 @@ from paceline.types import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What one row came to: a token, with its log-probabilities if they were asked for, or an error and no token."""
+    """What one row came to: a token, with its log-probabilities if they were asked for, or an error and no token.
+
+    ``likely`` tells whether the token's probability was above the threshold of an early stop; None if there is none.
+    """
 
     token: int | None
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    likely: bool | None = None
 
 
 class Sampler:
@@ -36,38 +41,66 @@ class Sampler:
     def sample(self, logits: FloatArray, slots: Sequence[int], positions: Sequence[int]) -> list[Pick]:
         """Choose for logits [R, V], which are used up; ``positions`` are those that the chosen tokens will have.
 
-        Log-probabilities are raw: those of the logits as the model gave them, over the full width of the head, before
+        Raw log-probabilities are those of the logits as the model gave them, over the full width of the head, before
         every edit but the mask of a grammar: what it forbids is no alternative. A row on which nothing can be chosen
         has an error of its own and does not concern the others.
         """
         if not slots:
             return []
-        logprobs = [self._state.logprobs[slot] for slot in slots]
-        wanted = [row for row, k in enumerate(logprobs) if k is not None]
+        forms = {row: form for row, slot in enumerate(slots) if (form := self._state.logprobs[slot]) is not None}
+        raw_rows = [row for row, form in forms.items() if not form.processed]
         mask = build_grammar_mask([self._state.grammars[slot] for slot in slots], logits.shape[1])
         if mask is not None:
             self._ops.edit_logits(logits, mask)
-        raw = logits[wanted] if wanted else logits[:0]
+        raw = logits[raw_rows] if raw_rows else logits[:0]
         edits = build_edits([self._state.edits[slot] for slot in slots], logits.shape[1], self._state.vocab_size)
         if edits is not None:
             self._ops.edit_logits(logits, edits)
         chosen = self._ops.choose(logits, self._controls(slots, positions))
+        for row, slot in enumerate(slots):
+            sequence = self._state.edits[slot]
+            if sequence is not None and chosen[row] >= 0:
+                chosen[row] = sequence.settle(int(chosen[row]))
 
         picks = [
             Pick(token) if token >= 0 else Pick(None, error=self._reason(logits[row], slots[row]))
             for row, token in enumerate(chosen.tolist())
         ]
-        if not wanted:
-            return picks
-        scored = [(i, row) for i, row in enumerate(wanted) if chosen[row] >= 0]
-        for k in dict.fromkeys(logprobs[row] for _, row in scored):
-            assert k is not None
-            part = [(i, row) for i, row in scored if logprobs[row] == k]
-            rows = [row for _, row in part]
-            results = token_logprobs(self._ops, raw[[i for i, _ in part]], chosen[rows], k, self._state.vocab_size)
-            for row, result in zip(rows, results, strict=True):
-                picks[row] = Pick(None, error=NOT_FINITE) if result is None else Pick(int(chosen[row]), result)
+        for row, is_likely in self._likely(logits, chosen, slots).items():
+            picks[row] = replace(picks[row], likely=is_likely)
+        processed_rows = [row for row, form in forms.items() if form.processed]
+        for rows, source in ((raw_rows, raw), (processed_rows, logits[processed_rows] if processed_rows else raw)):
+            for row, result in self._logprobs(source, chosen, rows, [forms[row] for row in rows]):
+                picks[row] = Pick(None, error=NOT_FINITE) if result is None else replace(picks[row], logprobs=result)
         return picks
+
+    def _likely(self, edited: FloatArray, chosen: IntArray, slots: Sequence[int]) -> dict[int, bool]:
+        """Whether an early stop takes the chosen token for likely, for the rows that have chosen and have one."""
+        state = self._state
+        rows = [row for row, slot in enumerate(slots) if state.likely_above[slot] is not None and chosen[row] >= 0]
+        if not rows:
+            return {}
+        logits = edited[rows]
+        for row, values in zip(rows, logits, strict=True):
+            if (temperature := state.temperature[slots[row]]) > 0:
+                divide(values, temperature)
+        logprobs = self._ops.top_logprobs(logits, chosen[rows], 0).chosen.tolist()
+        bounds = [state.likely_above[slots[row]] for row in rows]
+        return {
+            row: bound is not None and math.exp(logprob) > bound
+            for row, logprob, bound in zip(rows, logprobs, bounds, strict=True)
+        }
+
+    def _logprobs(
+        self, source: FloatArray, chosen: IntArray, rows: list[int], forms: list[LogprobsForm]
+    ) -> Iterator[tuple[int, TokenLogprobs | None]]:
+        """Row and log-probabilities, for those of ``rows`` that have chosen; ``source`` are their logits, used up."""
+        scored = [i for i, row in enumerate(rows) if chosen[row] >= 0]
+        if len(scored) < len(rows):
+            source, rows, forms = source[scored], [rows[i] for i in scored], [forms[i] for i in scored]
+        if rows:
+            results = formed_logprobs(self._ops, source, chosen[rows], forms, self._state.vocab_size)
+            yield from zip(rows, results, strict=True)
 
     def _controls(self, slots: Sequence[int], positions: Sequence[int]) -> ChoiceControls:
         state = self._state

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from paceline.sample.edits import SequenceEdits, changes_logits
 from paceline.sample.grammar import Grammars, SequenceGrammar
+from paceline.sample.logprobs import LogprobsForm, logprobs_form, reports_logits
 from paceline.tensors import FloatArray, IntArray
 from paceline.types import TokenRules
 
@@ -26,7 +27,9 @@ class SamplerState:
         temperature, top_p, min_p: [S] float32.
         top_k: [S] int32.
         seeds: [S] uint64.
-        logprobs: [S], likeliest tokens wanted beside the chosen one; -1 is the vocabulary, None is off.
+        logprobs: [S], the log-probabilities wanted of the chosen tokens; None is off.
+        prompt_as_logits: [S], whether those of the prompt are to be logits.
+        likely_above: [S], the probability above which an early stop takes a token for likely; None is off.
         edits: [S], None where a sequence's rules leave the logits as they are.
         grammars: [S], None where a sequence has no grammar.
     """
@@ -40,7 +43,9 @@ class SamplerState:
         self.top_p: FloatArray = np.zeros(max_num_seqs, np.float32)
         self.min_p: FloatArray = np.zeros(max_num_seqs, np.float32)
         self.seeds: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
-        self.logprobs: list[int | None] = [None] * max_num_seqs
+        self.logprobs: list[LogprobsForm | None] = [None] * max_num_seqs
+        self.prompt_as_logits = [False] * max_num_seqs
+        self.likely_above: list[float | None] = [None] * max_num_seqs
         self.edits: list[SequenceEdits | None] = [None] * max_num_seqs
         self.grammars: list[SequenceGrammar | None] = [None] * max_num_seqs
         for slot in range(max_num_seqs):
@@ -53,13 +58,15 @@ class SamplerState:
         self.top_p[slot] = rules.top_p
         self.min_p[slot] = rules.min_p
         self.seeds[slot] = rules.seed & _UINT64
-        self.logprobs[slot] = rules.logprobs
+        self.logprobs[slot] = logprobs_form(rules)
+        self.prompt_as_logits[slot] = reports_logits(rules)
+        self.likely_above[slot] = rules.early_stop_threshold if rules.early_stop_window else None
         edited = changes_logits(rules)
         self.edits[slot] = SequenceEdits(rules, tokens, num_prompt, self.vocab_size) if edited else None
         self.grammars[slot] = None
         if rules.grammar is not None:
             assert self._compiled is not None, "a sequence has a grammar, but there is nothing to compile it"
-            self.grammars[slot] = SequenceGrammar(self._compiled, rules, tokens[num_prompt:])
+            self.grammars[slot] = SequenceGrammar(self._compiled, rules, tokens[num_prompt:], tokens[:num_prompt])
 
     def commit(self, slot: int, token: int) -> None:
         """The sequence in the slot grows by a chosen token."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.meta import find_undeclared_variables
 
 from paceline.checkpoint.source import Checkpoint, CheckpointFormat
 from paceline.errors import CheckpointError, RequestError
@@ -63,6 +64,7 @@ class ChatTemplate:
 
     Attributes:
         sources: the text of all its templates.
+        variables: names that they look up, and so what a caller may set.
     """
 
     def __init__(
@@ -80,9 +82,12 @@ class ChatTemplate:
         self._time_limit = time_limit
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self.sources = source + (tool_source or "")
+        texts = (source,) if tool_source is None else (source, tool_source)
         try:
             self._template = self._environment.from_string(source)
             self._tool_template = None if tool_source is None else self._environment.from_string(tool_source)
+            trees = map(self._environment.parse, texts)
+            self.variables = frozenset[str]().union(*map(find_undeclared_variables, trees))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{origin}: line {error.lineno}: {error.message}") from error
         except Exception as error:

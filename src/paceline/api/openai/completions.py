@@ -35,7 +35,12 @@ DETOKENIZER_CONTEXT = 8
 
 DEFAULT_MAX_TOKENS = 16
 KIND = "text_completion"
-UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}
+UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "enable_thinking": (),
+    "reasoning_effort": (),
+}
 
 
 async def create_completion(service: Service, request: Request) -> Response:

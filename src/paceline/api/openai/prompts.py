@@ -16,6 +16,9 @@ from paceline.text.stand_ins import strings_in
 
 Prompt = str | list[int]
 
+TEMPLATE_FIELDS = {"enable_thinking": ("enable_thinking", "thinking"), "reasoning_effort": ("reasoning_effort",)}
+"""Fields of ours to the variables by which templates know them."""
+
 
 def split_prompts(prompt: Any) -> list[Prompt]:
     """The prompts in a completion's ``prompt``: a text, texts, token ids, or lists of token ids.
@@ -73,10 +76,26 @@ async def encode_messages(
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
             tools=list(tools) or None,
-            template_kwargs=body.chat_template_kwargs or {},
+            template_kwargs=_template_kwargs(service, body),
         )
 
     return await asyncio.to_thread(encode)
+
+
+def _template_kwargs(service: Service, body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    """What the template is to know. Raises RequestError for a field of ours that it does not look at."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    for field, names in TEMPLATE_FIELDS.items():
+        value = getattr(body, field)
+        known = [name for name in names if name in service.engine.template_variables]
+        if value is None or (value is False and not service.engine.can_think):
+            continue
+        if not known:
+            raise RequestError(f"{field} has no effect: the model's chat template does not know it", field)
+        for name in known:
+            if kwargs.setdefault(name, value) != value:
+                raise RequestError(f"{field} and chat_template_kwargs differ", field)
+    return kwargs
 
 
 def _check_size(service: Service, num_bytes: int, param: str) -> None:

@@ -54,6 +54,18 @@ _Options = Annotated[
 ]
 
 
+_EarlyStop = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "properties": {"window": {"type": "integer", "minimum": 1}, "threshold": {"type": "number"}},
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -91,7 +103,12 @@ class GenerationBody(Body):
     bad_words: _Words = None
     logit_bias: _Bias = None
     allowed_token_ids: _Ids = None
+    early_stop: _EarlyStop = None
+    reasoning_max_tokens: int | None = None
+    thinking_token_budget: int | None = None
     prompt_logprobs: int | None = None
+    temp_scaled_logprobs: bool | None = None
+    top_p_normalized_logprobs: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     response_format: _Object = None
@@ -125,6 +142,8 @@ class ChatBody(GenerationBody):
     tools: _Tools = None
     tool_choice: _ToolChoice = None
     parallel_tool_calls: bool | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Annotated[str | None, Field(min_length=1, max_length=32)] = None
 
 
 class CompletionBody(GenerationBody):
@@ -148,6 +167,8 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Annotated[str | None, Field(min_length=1, max_length=32)] = None
     return_token_strs: bool | None = None
 
 
@@ -183,7 +204,9 @@ def parse_body(
 SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
-    "logit_bias", "allowed_token_ids", "prompt_logprobs", "skip_special_tokens", "truncate_prompt_tokens",
+    "logit_bias", "allowed_token_ids", "early_stop", "reasoning_max_tokens", "prompt_logprobs",
+    "temp_scaled_logprobs", "top_p_normalized_logprobs",
+    "skip_special_tokens", "truncate_prompt_tokens",
 )  # fmt: skip
 
 
@@ -244,6 +267,14 @@ def wanted(
         spelt = {**spelt, "max_tokens": "max_completion_tokens"}
     elif body.max_tokens is not None:
         max_tokens = body.max_tokens
+    if body.thinking_token_budget is not None:
+        if given.setdefault("reasoning_max_tokens", body.thinking_token_budget) != body.thinking_token_budget:
+            raise RequestError(
+                "reasoning_max_tokens and thinking_token_budget are two names of one field, and differ",
+                "thinking_token_budget",
+            )
+        if body.reasoning_max_tokens is None:
+            spelt = {**spelt, "reasoning_max_tokens": "thinking_token_budget"}
     if echoed_logprobs is not None:
         given["prompt_logprobs"] = _more(echoed_logprobs, given.get("prompt_logprobs"))
     structure, spelt_structure = structured_outputs({name: getattr(body, name) for name in STRUCTURE_FIELDS})

@@ -22,12 +22,15 @@ struct Int4Group {
 static_assert(sizeof(Int8Group) == 544 && sizeof(Int4Group) == 320, "no padding");
 
 // A block of rows of activations, quantised in groups of 32: number = scale * quant. Most quants have 8 bits. A group
-// whose numbers stand out of its row has 15, so that their rounding does not outweigh all others: quant = 128 * high +
-// low. A cell is a group of a row; each array begins with [groups][cells, those with 8 bits first].
+// whose numbers stand out of its row has 12, so that their rounding does not outweigh all others: quant = 16 * high +
+// low. A cell is a group of a row; each array begins with [groups][cells]. The cells of a group are sorted, those with
+// 8 bits first, or, where the level multiplies in tiles, in the order of the rows.
 struct Activations {
   int rows, groups;
-  int8_t *high, *low;             // [32]; low is written for the cells with 15 bits only
-  int16_t* whole;                 // [32]: the quants, of each four inputs the first, third, second, fourth
+  // The quants, [32], as the level's dots want them: as digits, where low is written for the cells with 12 bits only;
+  int8_t *high, *low;
+  int16_t* words;                 // of each four inputs the first, third, second, fourth;
+  int8_t* both;                   // or [2][32]: high digits (zero with 8 bits), then low ones; shares the words' memory
   float *scales, *scaled_sums;    // scaled sum: scale * sum of the quants
   int32_t *high_sums, *low_sums;  // of the digits
   uint8_t* order;                 // the row that the cell belongs to

@@ -8,6 +8,8 @@ namespace paceline::PACELINE_LEVEL {
 void quantize_rows(const float* x, int64_t stride, int inputs, const Activations& a, int first_group, int num_groups);
 void linear_int8(const Activations& a, const PanelRange& range);
 void linear_int4(const Activations& a, const PanelRange& range);
+void linear_int8_in_tiles(const Activations& a, const PanelRange& range);
+void linear_int4_in_tiles(const Activations& a, const PanelRange& range);
 void linear_dense(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range);
 void round_row(const float* x, int inputs, uint16_t* out);
 void linear_bf16(const uint16_t* x, int64_t stride, int rows, int inputs, const PanelRange& range);

@@ -5,6 +5,7 @@
 #include "kernels.h"
 #include "level_kernels.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace paceline::PACELINE_LEVEL {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 // A group has 15 bits if its largest magnitude exceeds this many times the row's root mean square. Rounding to 8 bits
 // then costs no group more than one in 110 of that mean.
 constexpr float kLongAbove = 4.0f;
-constexpr float kLargestShort = 127.0f, kLargestLong = 127.0f * 128.0f;
+constexpr float kLargestShort = 127.0f, kLargestLong = 127.0f * 16.0f;
 
 // Lane i sums the squares of elements i, i + 16, ... by fma; the lanes meet in the fixed tree.
 float long_threshold(const float* x, int inputs) {
@@ -55,21 +56,27 @@ void quantize_group(const Numbers& x, float largest, const Activations& a, int64
   for (int half = 0; half < 2; ++half) {
     const int64_t offset = at * kGroup + half * kLanes;
     const I32x16 q = zeros ? broadcast_i32(0) : round_to_i32(mul(x.halves[half], inverse));
-    I32x16 high = q;
+    I32x16 high = q, low = broadcast_i32(0);
     if constexpr (kLong) {
-      high = round_to_i32(mul(to_f32(q), broadcast(1.0f / 128.0f)));
-      const I32x16 low = sub(q, times_128(high));
-      store_i8(a.low + offset, low);
+      high = round_to_i32(mul(to_f32(q), broadcast(1.0f / 16.0f)));
+      low = sub(q, times_16(high));
       low_sums = add(low_sums, low);
     }
-    store_i8(a.high + offset, high);
-    store_whole(a.whole + offset, q);
     high_sums = add(high_sums, high);
+    if (in_tiles(a.rows)) {
+      int8_t* cell = a.both + 2 * at * kGroup + half * kLanes;
+      store_i8(cell, kLong ? high : low);
+      store_i8(cell + kGroup, kLong ? low : high);
+      continue;
+    }
+    store_i8(a.high + offset, high);
+    if constexpr (kLong) store_i8(a.low + offset, low);
+    if constexpr (kByteDotsOfWords) store_words(a.words + offset, q);
   }
   const int32_t high_sum = reduce_add(high_sums), low_sum = kLong ? reduce_add(low_sums) : 0;
   const float scale = finite ? (zeros ? 0.0f : largest / kLargest) : __builtin_nanf("");
   a.scales[at] = scale;
-  a.scaled_sums[at] = scale * static_cast<float>(kLong ? 128 * high_sum + low_sum : high_sum);
+  a.scaled_sums[at] = scale * static_cast<float>(kLong ? 16 * high_sum + low_sum : high_sum);
   a.high_sums[at] = high_sum;
   a.low_sums[at] = low_sum;
 }
@@ -97,7 +104,7 @@ struct Int4 {
       I32x16 low[R][P];
       nibble_dots(w, a.low + at * kGroup, low);
       for (int r = 0; r < R; ++r) {
-        for (int p = 0; p < P; ++p) dot[r][p] = add(times_128(dot[r][p]), low[r][p]);
+        for (int p = 0; p < P; ++p) dot[r][p] = add(times_16(dot[r][p]), low[r][p]);
       }
     }
   }
@@ -197,7 +204,9 @@ void quantize_rows(const float* x, int64_t stride, int inputs, const Activations
       const Numbers numbers(x + r * stride + first, count);
       const float largest = numbers.largest();
       const bool is_long = largest >= 0x1p-100f && largest < infinity() && largest > thresholds[r];
-      const int64_t at = cells + (is_long ? a.rows - ++num_long : num_short++);
+      // In tiles the rows keep their order.
+      const int place = is_long ? a.rows - ++num_long : num_short++;
+      const int64_t at = cells + (in_tiles(a.rows) ? r : place);
       a.order[at] = static_cast<uint8_t>(r);
       if (is_long) {
         quantize_group<true>(numbers, largest, a, at);
@@ -209,7 +218,18 @@ void quantize_rows(const float* x, int64_t stride, int inputs, const Activations
   }
 }
 
-void linear_int8(const Activations& a, const PanelRange& range) { multiply_panels<Int8>(a, range); }
-void linear_int4(const Activations& a, const PanelRange& range) { multiply_panels<Int4>(a, range); }
+void linear_int8(const Activations& a, const PanelRange& range) {
+#if defined(__AMX_INT8__)
+  if (in_tiles(a.rows)) return linear_int8_in_tiles(a, range);
+#endif
+  multiply_panels<Int8>(a, range);
+}
+
+void linear_int4(const Activations& a, const PanelRange& range) {
+#if defined(__AMX_INT8__)
+  if (in_tiles(a.rows)) return linear_int4_in_tiles(a, range);
+#endif
+  multiply_panels<Int4>(a, range);
+}
 
 }  // namespace paceline::PACELINE_LEVEL

@@ -119,14 +119,14 @@ inline void load_bf16_pairs(const uint16_t* p, F32x16& low, F32x16& high) {
 // ---- integer dots of a group: 16 outputs in the 32-bit lanes, 4 inputs in the bytes of a lane
 
 inline I32x16 sub(I32x16 a, I32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
-inline I32x16 times_128(I32x16 a) { return {_mm256_slli_epi32(a.lo, 7), _mm256_slli_epi32(a.hi, 7)}; }
+inline I32x16 times_16(I32x16 a) { return {_mm256_slli_epi32(a.lo, 4), _mm256_slli_epi32(a.hi, 4)}; }
 inline void store_i8(int8_t* p, I32x16 a) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 // As int16, of each four the first, third, second, fourth.
-inline void store_whole(int16_t* p, I32x16 a) {
+inline void store_words(int16_t* p, I32x16 a) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8));
 }
@@ -210,7 +210,7 @@ inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t a
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const __m256i two = broadcast_word(a.whole + (at + r) * 32 + 4 * s + 2 * odd);
+          const __m256i two = broadcast_word(a.words + (at + r) * 32 + 4 * s + 2 * odd);
           const I32x16 products = {_mm256_madd_epi16(words[0], two), _mm256_madd_epi16(words[1], two)};
           dot[r][p] = s == 0 && !odd ? products : add(dot[r][p], products);
         }
@@ -222,6 +222,7 @@ inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t a
 // Blocks that fit 16 vector registers.
 constexpr int kNibbleRows = 4, kNibblePanels = 1;
 constexpr int kByteRows = 4, kBytePanels = 1;
+constexpr bool kByteDotsOfWords = true;
 constexpr int kSums = 4;
 constexpr int kDenseRows = 4;
 constexpr int kAttentionRows = 4;

@@ -71,6 +71,7 @@ inline void load_bf16_pairs(const uint16_t* p, F32x16& low, F32x16& high) {
   low = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
   high = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+inline I32x16 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline void store_i32(int32_t* p, I32x16 a) { _mm512_storeu_si512(p, a); }
 
 #if defined(__AVX512BF16__)
@@ -92,10 +93,10 @@ inline void store_bf16(uint16_t* p, F32x16 a) {
 // ---- integer dots of a group: 16 outputs in the 32-bit lanes, 4 inputs in the bytes of a lane
 
 inline I32x16 sub(I32x16 a, I32x16 b) { return _mm512_sub_epi32(a, b); }
-inline I32x16 times_128(I32x16 a) { return _mm512_slli_epi32(a, 7); }
+inline I32x16 times_16(I32x16 a) { return _mm512_slli_epi32(a, 4); }
 inline void store_i8(int8_t* p, I32x16 a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
 // As int16, of each four the first, third, second, fourth.
-inline void store_whole(int16_t* p, I32x16 a) {
+inline void store_words(int16_t* p, I32x16 a) {
   const __m256i words = _mm512_cvtepi32_epi16(a);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8));
 }
@@ -163,11 +164,12 @@ inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t a
     if constexpr (kLong) {
       I32x16 low[P];
       digit_dots(w, a.low + (at + r) * 32, a.low_sums[at + r], low);
-      for (int p = 0; p < P; ++p) dot[r][p] = add(times_128(dot[r][p]), low[p]);
+      for (int p = 0; p < P; ++p) dot[r][p] = add(times_16(dot[r][p]), low[p]);
     }
   }
 }
 constexpr int kBytePanels = 2;
+constexpr bool kByteDotsOfWords = false;
 
 #else
 
@@ -208,7 +210,7 @@ inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t a
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
     for (int s = 0; s < 16; ++s) {
-      const __m512i two = broadcast_word(a.whole + (at + r) * 32 + 2 * s);
+      const __m512i two = broadcast_word(a.words + (at + r) * 32 + 2 * s);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         const __m512i products = _mm512_madd_epi16(w[p].words[s], two);
@@ -218,6 +220,7 @@ inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t a
   }
 }
 constexpr int kBytePanels = 1;
+constexpr bool kByteDotsOfWords = true;
 
 #endif
 

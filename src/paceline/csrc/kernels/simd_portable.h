@@ -136,12 +136,12 @@ inline void load_bf16_pairs(const uint16_t* p, F32x16& low, F32x16& high) {
 // ---- integer dots of a group: 16 outputs in the lanes, 4 inputs in the bytes of a lane
 
 inline I32x16 sub(I32x16 a, I32x16 b) { return a - b; }
-inline I32x16 times_128(I32x16 a) { return a * 128; }
+inline I32x16 times_16(I32x16 a) { return a * 16; }
 inline void store_i8(int8_t* p, I32x16 a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a[i]);
 }
 // As int16, of each four the first, third, second, fourth.
-inline void store_whole(int16_t* p, I32x16 a) {
+inline void store_words(int16_t* p, I32x16 a) {
   for (int i = 0; i < 16; i += 4) {
     p[i] = static_cast<int16_t>(a[i]);
     p[i + 1] = static_cast<int16_t>(a[i + 2]);
@@ -174,7 +174,7 @@ inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&d
 }
 
 struct ByteWeights {
-  I32x16 quants[32];  // in the order of Activations::whole
+  I32x16 quants[32];  // in the order of Activations::words
   void load(const int8_t (&packed)[8][16][4]) {
     for (int s = 0; s < 8; ++s) {
       I32x16 words;
@@ -191,12 +191,13 @@ inline void byte_dots(const ByteWeights (&w)[P], const Activations& a, int64_t a
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) dot[r][p] = I32x16{};
     for (int k = 0; k < 32; ++k) {
-      for (int p = 0; p < P; ++p) dot[r][p] += w[p].quants[k] * a.whole[(at + r) * 32 + k];
+      for (int p = 0; p < P; ++p) dot[r][p] += w[p].quants[k] * a.words[(at + r) * 32 + k];
     }
   }
 }
 
 constexpr int kNibbleRows = 1, kNibblePanels = 1;
+constexpr bool kByteDotsOfWords = true;
 constexpr int kByteRows = 1, kBytePanels = 1;
 constexpr int kSums = 4;
 constexpr int kDenseRows = 2;
