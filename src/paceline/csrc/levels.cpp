@@ -52,7 +52,10 @@ std::vector<const Kernels*> runnable_levels() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq")) {
       if (__builtin_cpu_supports("avx512vnni")) {
-        if (__builtin_cpu_supports("amx-int8") && may_use_tiles()) levels.push_back(&avx512_amx::table);
+        if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("amx-int8") &&
+            __builtin_cpu_supports("amx-bf16") && may_use_tiles()) {
+          levels.push_back(&avx512_amx::table);
+        }
         levels.push_back(&avx512_vnni::table);
         if (__builtin_cpu_supports("avx512bf16")) {
           // Measured: Zen 4 multiplies twice as many bfloat16 numbers as floats, an Intel Xeon half as many.

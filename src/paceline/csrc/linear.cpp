@@ -152,7 +152,10 @@ void LinearCall::prepare(Share cells) const {
 int64_t LinearCall::bands() const { return Blocks(rows_, kBlockRows).bands; }
 
 void LinearCall::multiply(const Section& section, int64_t column, Share cells) const {
-  const Blocks blocks(rows_, is_quantized(section) ? kBlockRows : kernels_.dense_rows);
+  const bool rounded_bf16 = section.form == Form::bf16 && kernels_.linear_bf16;
+  const Blocks blocks(rows_, is_quantized(section) ? kBlockRows
+                             : rounded_bf16        ? kernels_.bf16_rows
+                                                   : kernels_.dense_rows);
   const int64_t chunk = std::max<int64_t>(4, kChunkBytes / section.panel_bytes);
   // Cells (band, panel), panels running fastest.
   for (int64_t cell = cells.first; cell < cells.last;) {
@@ -173,7 +176,7 @@ void LinearCall::multiply(const Section& section, int64_t column, Share cells) c
         kernels_.linear_int4(block(b, blocks.start(b), blocks.size(b)), range);
       } else if (section.form == Form::int8) {
         kernels_.linear_int8(block(b, blocks.start(b), blocks.size(b)), range);
-      } else if (section.form == Form::bf16 && kernels_.linear_bf16) {
+      } else if (rounded_bf16) {
         kernels_.linear_bf16(rounded(blocks.start(b)), rounded_width(weight_), blocks.size(b), weight_.inputs, range);
       } else {
         const DenseType type = section.form == Form::f32   ? DenseType::f32

@@ -168,7 +168,7 @@ NB_MODULE(_native, m) {
   cpu.def(nb::init<int, std::string>(), nb::arg("num_threads"), nb::arg("isa"))
       .def_prop_ro("num_threads", [](const Cpu& self) { return self.machine.pool.size(); })
       .def_prop_ro("isa", [](const Cpu& self) { return self.machine.kernels.name; })
-      .def_prop_ro("has_bf16_dot", [](const Cpu& self) { return self.machine.kernels.linear_bf16 != nullptr; })
+      .def_prop_ro("bf16_name", [](const Cpu& self) { return self.machine.kernels.bf16_name; })
       .def("pack_linear", &pack_linear, nb::arg("parts"), nb::arg("inputs"), nb::arg("bias").noconvert(),
            nb::arg("quantization"));
   bind_layers(cpu);

@@ -54,8 +54,8 @@ class CpuOps:
 
     @property
     def numerics(self) -> str:
-        """The instruction set is named where it may matter: only the dot of bfloat16 weights has bits of its own."""
-        dense = self._quantization or ("bf16-dot" if self._cpu.has_bf16_dot else "")
+        """The instruction set is named where it may matter: only products of bfloat16 pairs have bits of their own."""
+        dense = self._quantization or self._cpu.bf16_name or ""
         return f"cpu-kv-bf16{'-' if dense else ''}{dense}/{NUMERICS_VERSION}"
 
     # ---- weights

@@ -163,8 +163,11 @@ struct Kernels {
   void (*linear_int8)(const Activations& a, const PanelRange& range);
   void (*linear_int4)(const Activations& a, const PanelRange& range);
   void (*linear_dense)(DenseType type, const float* x, int64_t stride, int rows, int inputs, const PanelRange& range);
-  // Bfloat16 weights where the processor multiplies bfloat16 pairs, else null: a row rounded, with a zero after an odd
-  // last input; rows of them, even `stride` numbers apart, times the weights.
+  // Bfloat16 weights where the processor multiplies bfloat16 pairs, else null: what `numerics` calls its order of sums;
+  // most rows of a block; a row rounded, with a zero after an odd last input; rows of them, even `stride` numbers
+  // apart, times the weights.
+  const char* bf16_name;
+  int bf16_rows;
   void (*round_row)(const float* x, int inputs, uint16_t* out);
   void (*linear_bf16)(const uint16_t* x, int64_t stride, int rows, int inputs, const PanelRange& range);
 

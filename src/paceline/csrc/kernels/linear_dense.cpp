@@ -72,10 +72,12 @@ void round_row(const float* x, int inputs, uint16_t* out) {
   }
 }
 
+#endif
+
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 void linear_bf16(const uint16_t* x, int64_t stride, int rows, int inputs, const PanelRange& range) {
   choose_rows<BFloat16, kDenseRows>(x, stride, rows, inputs, range);
 }
-
 #endif
 
 }  // namespace paceline::PACELINE_LEVEL

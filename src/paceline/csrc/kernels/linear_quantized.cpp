@@ -10,7 +10,7 @@
 namespace paceline::PACELINE_LEVEL {
 namespace {
 
-// A group has 15 bits if its largest magnitude exceeds this many times the row's root mean square. Rounding to 8 bits
+// A group has 12 bits if its largest magnitude exceeds this many times the row's root mean square. Rounding to 8 bits
 // then costs no group more than one in 110 of that mean.
 constexpr float kLongAbove = 4.0f;
 constexpr float kLargestShort = 127.0f, kLargestLong = 127.0f * 16.0f;

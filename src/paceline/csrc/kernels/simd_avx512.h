@@ -192,7 +192,7 @@ inline void nibble_dots(const NibbleWeights (&w)[P], const int8_t* x, I32x16 (&d
   }
 }
 
-// Widened to 16 bits: of four inputs the first and third, then the second and fourth. So the quants of 15 bits cost no
+// Widened to 16 bits: of four inputs the first and third, then the second and fourth. So the quants of 12 bits cost no
 // more than those of 8.
 struct ByteWeights {
   __m512i words[16];

@@ -15,10 +15,19 @@ const Kernels table = {
     linear_int8,
     linear_int4,
     linear_dense,
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+    "bf16-tiles",
+    kBlockRows,
+    round_row,
+    linear_bf16,
+#elif defined(__AVX512BF16__)
+    "bf16-dot",
+    kDenseRows,
     round_row,
     linear_bf16,
 #else
+    nullptr,
+    0,
     nullptr,
     nullptr,
 #endif

@@ -9,17 +9,18 @@ namespace paceline::PACELINE_LEVEL {
 
 #if defined(__AMX_INT8__)
 
-constexpr int kTile = 16;           // most cells of a tile
-constexpr int kFewestInTiles = 12;  // rows of a block; fewer are done sooner by vectors
+constexpr int kTile = 16;           // most rows of a tile
+constexpr int kFewestInTiles = 12;  // rows of a block with quantised weights; fewer are done sooner by vectors
 inline bool in_tiles(int rows) { return rows >= kFewestInTiles; }
 
-// While it lives the thread's tiles have these shapes: 0 holds the first 16 of a block's cells and 1 the others,
-// `digits` numbers of each; 2 and 3 the weights that go with them, of two panels; 4 to 7 dots.
+// While it lives the thread's tiles have these shapes: 0 holds the first 16 of a block's rows and 1 the others,
+// `row_bytes` of each; 2 and 3 the weights that go with them, of two panels; 4 to 7 the products 0 x 2, 0 x 3, 1 x 2, 1
+// x 3.
 class TileShapes {
  public:
-  TileShapes(int cells, int digits) {
-    const int first = cells < kTile ? cells : kTile;
-    const int others = cells - first;
+  TileShapes(int rows, int row_bytes) {
+    const int first = rows < kTile ? rows : kTile;
+    const int others = rows - first;
     struct alignas(64) {
       uint8_t palette, start_row, reserved[14];
       uint16_t row_bytes[16];
@@ -28,8 +29,8 @@ class TileShapes {
     shapes.palette = 1;
     for (int tile = 0; tile < 8; ++tile) {
       const bool is_weights = tile == 2 || tile == 3, is_second = tile == 1 || tile > 5;
-      shapes.rows[tile] = static_cast<uint8_t>(is_weights ? digits / 4 : is_second ? others : first);
-      shapes.row_bytes[tile] = static_cast<uint16_t>(shapes.rows[tile] == 0 ? 0 : tile < 2 ? digits : 4 * kPanel);
+      shapes.rows[tile] = static_cast<uint8_t>(is_weights ? row_bytes / 4 : is_second ? others : first);
+      shapes.row_bytes[tile] = static_cast<uint16_t>(shapes.rows[tile] == 0 ? 0 : tile < 2 ? row_bytes : 4 * kPanel);
     }
     asm volatile("ldtilecfg %0" : : "m"(shapes));
   }
@@ -55,6 +56,18 @@ inline void form_tile() {
   } else {
     asm volatile("tilezero %%tmm%c0\n\ttdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Dots), "i"(Cells), "i"(Weights));
   }
+}
+
+template <int Tile>
+inline void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(Tile));
+}
+
+// sums += the products of bfloat16 pairs. For pairs ascending, one sum of the first numbers' products and one of the
+// second ones', each by fma; then both are added, and their sum to `sums`. Subnormal numbers are zero.
+template <int Sums, int Rows, int Weights>
+inline void add_bf16_tile() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Weights));
 }
 
 // 64 bytes with two nibbles each: low and high ones, 16 times them, and them.
