@@ -18,7 +18,8 @@ from support.choosing import controls
 from support.raw_tensors import random_tensor
 
 LEVELS = _native.levels()
-BF16_DOT_LEVELS = [level for level in LEVELS if CpuOps(1, level).numerics != CpuOps(1, "portable").numerics]
+BF16_PAIRS = {level: name for level in LEVELS if (name := _native.Cpu(1, level).bf16_name)}
+"""Levels that multiply pairs of bfloat16 numbers, and the name of their order of sums."""
 """Those that say that they compute with bfloat16 weights in a way of their own."""
 
 
@@ -41,7 +42,7 @@ def assert_equal_on_all_levels(results: dict[str, Array]) -> None:
 
 
 def levels_that_agree(encoding: Encoding) -> list[str]:
-    return [level for level in LEVELS if encoding is not Encoding.BF16 or level not in BF16_DOT_LEVELS]
+    return [level for level in LEVELS if encoding is not Encoding.BF16 or level not in BF16_PAIRS]
 
 
 @pytest.mark.parametrize("encoding", list(Encoding), ids=lambda e: e.label)
@@ -57,27 +58,41 @@ def test_linear_layers_give_equal_bits_on_every_instruction_set(rng: np.random.G
     assert_equal_on_all_levels(results)
 
 
-def test_only_the_dot_of_bfloat16_weights_has_bits_of_its_own() -> None:
-    assert set(BF16_DOT_LEVELS) <= {"avx512_bf16"}
+def test_only_products_of_bfloat16_pairs_have_bits_of_their_own() -> None:
+    assert BF16_PAIRS.items() <= {"avx512_bf16": "bf16-dot", "avx512_amx": "bf16-tiles"}.items()
+    others = {CpuOps(1, level).numerics for level in LEVELS if level not in BF16_PAIRS}
+    assert others == {CpuOps(1, "portable").numerics}
+    assert all(name in CpuOps(1, level).numerics for level, name in BF16_PAIRS.items())
     assert len({CpuOps(1, level, "int8").numerics for level in LEVELS}) == 1
 
 
 @pytest.mark.parametrize("num_inputs", [1, 2, 15, 16, 17, 33, 64, 129, 576])
-@pytest.mark.parametrize("level", BF16_DOT_LEVELS)
-def test_the_bfloat16_dot_adds_each_pair_of_products_the_odd_one_first(
+@pytest.mark.parametrize("level", BF16_PAIRS)
+def test_products_of_bfloat16_pairs_are_added_in_the_stated_order(
     rng: np.random.Generator, level: str, num_inputs: int
 ) -> None:
-    """So says the processor's manual. The numbers are such that float64 holds every sum before it is rounded."""
+    """So say the processor's manuals. The numbers are such that float64 holds every sum before it is rounded."""
     raw = random_tensor((40, num_inputs), Encoding.BF16, rng)
     x = normal(rng, 37, num_inputs)
     rounded, weights = (np.pad(a, ((0, 0), (0, num_inputs % 2))) for a in (to_bf16(x), to_float32(raw)))
+
+    def add_product(acc: FloatArray, i: int) -> FloatArray:
+        return (acc + rounded[:, i, None].astype(np.float64) * weights[:, i]).astype(np.float32)
+
     acc = np.zeros((37, 40), np.float32)
-    for k in range(0, rounded.shape[1], 2):
-        for i in (k + 1, k):
-            product = rounded[:, i, None].astype(np.float64) * weights[:, i]
-            acc = (acc + product).astype(np.float32)
+    pairs = range(0, rounded.shape[1], 2)
+    if BF16_PAIRS[level] == "bf16-dot":
+        for k in pairs:
+            acc = add_product(add_product(acc, k + 1), k)
+    else:
+        for first in range(0, len(pairs), 16):
+            even, odd = np.zeros_like(acc), np.zeros_like(acc)
+            for k in pairs[first : first + 16]:
+                even, odd = add_product(even, k), add_product(odd, k + 1)
+            acc = acc + (even + odd)
     ops = CpuOps(2, level)
-    assert np.array_equal(ops.linear(x, ops.pack_linear([raw])), acc)
+    for rows in (37, 20, 1):
+        assert np.array_equal(ops.linear(x[:rows], ops.pack_linear([raw])), acc[:rows])
 
 
 def to_bf16(x: FloatArray) -> FloatArray:
