@@ -210,8 +210,9 @@ bool has_keys(const Rows& rows, int i, int start, int end) { return rows.low(i) 
 
 void begin_segment(const Rows& rows) {
   for (int i = 0; i < rows.count; ++i) rows.maxima[i] = -infinity();
-  __builtin_memset(rows.sums, 0, rows.count * kLanes * sizeof(float));
-  __builtin_memset(rows.accumulators, 0, static_cast<int64_t>(rows.count) * rows.width * sizeof(float));
+  for (int64_t i = 0; i < rows.count; ++i) store(rows.sums + i * kLanes, zero());
+  for (int64_t i = 0; i < static_cast<int64_t>(rows.count) * rows.width; i += kLanes)
+    store(rows.accumulators + i, zero());
 }
 
 void end_segment(const Rows& rows, int i, int segment) {

@@ -67,12 +67,14 @@ inline void rotate(float* a, float* b, const float* cos, const float* sin, int c
   }
 }
 
-// bf16 bits of a float: to nearest, ties to even; a NaN stays one.
-inline uint16_t to_bf16(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+// To bfloat16: to nearest, ties to even; a NaN stays one. Without branches, so that the compiler's vectors can do it.
+inline void to_bf16(const float* x, int count, uint16_t* out) {
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, x + i, sizeof bits);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    out[i] = static_cast<uint16_t>(((bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded) >> 16);
+  }
 }
 
 template <class F>
@@ -211,9 +213,9 @@ void softcap(float* x, float cap, int64_t count) {
 }
 
 void write_kv(const float* qkv, HeadShape heads, const KvView& kv, const int32_t* kv_rows, int rows) {
+  constexpr int kPart = 64;  // elements that are rounded together; whole panels
   const int dim = heads.head_dim;
   const int64_t stride = static_cast<int64_t>(heads.num_q + 2 * heads.num_kv) * dim;
-  const int width = kv.value_width();
   for (int r = 0; r < rows; ++r) {
     const int64_t block = kv_rows[r] / kv.block_size;
     const int slot = kv_rows[r] % kv.block_size;
@@ -222,10 +224,17 @@ void write_kv(const float* qkv, HeadShape heads, const KvView& kv, const int32_t
       const float* value = key + static_cast<int64_t>(heads.num_kv) * dim;
       uint16_t* head = kv.data + block * kv.block_stride + h * kv.head_stride;
       uint16_t* keys = head + static_cast<int64_t>(slot / kPanel) * kPanel * dim + 2 * (slot % kPanel);
-      for (int d = 0; d < dim; ++d) keys[d / 2 * 2 * kPanel + d % 2] = to_bf16(key[d]);
       uint16_t* values = head + kv.keys_size() + static_cast<int64_t>(slot / 2) * 2 * kPanel + slot % 2;
-      for (int d = 0; d < width; ++d) {
-        values[d / kPanel * kv.value_panel() + d % kPanel * 2] = d < dim ? to_bf16(value[d]) : uint16_t{0};
+      for (int first = 0; first < dim; first += kPart) {
+        const int count = dim - first < kPart ? dim - first : kPart;
+        uint16_t part[kPart] = {};
+        to_bf16(key + first, count, part);
+        // head_dim is even: a pair of elements at once
+        for (int d = 0; d < count; d += 2) __builtin_memcpy(keys + (first + d) * kPanel, part + d, 2 * sizeof part[0]);
+        to_bf16(value + first, count, part);
+        for (int d = 0; d < (count + kPanel - 1) / kPanel * kPanel; ++d) {
+          values[(first + d) / kPanel * kv.value_panel() + d % kPanel * 2] = d < count ? part[d] : uint16_t{0};
+        }
       }
     }
   }
