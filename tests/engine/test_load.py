@@ -76,8 +76,9 @@ def test_tags_of_the_thinking_can_be_set(tmp_path: Path) -> None:
     path = write_gguf(make_model("llama"), tmp_path / "model.gguf", Encoding.F32)
     assert load_engine(EngineConfig(str(path), num_kv_blocks=4)).info.thinking is None
     settings = {"thinking_start": "<s>", "thinking_end": "</s>", "thinking_close": "<s></s>"}
-    tags = load_engine(EngineConfig(str(path), num_kv_blocks=4, **settings)).info.thinking  # type: ignore[arg-type]
-    assert tags == ThinkingTags((1,), (2,), (1, 2))
+    info = load_engine(EngineConfig(str(path), num_kv_blocks=4, **settings)).info  # type: ignore[arg-type]
+    assert info.thinking == ThinkingTags((1,), (2,), (1, 2))
+    assert (info.formats.think_begin, info.formats.think_end) == ((1,), (2,))  # answers are taken apart there, too
     for wrong, message in (({"thinking_close": "x"}, "must contain"), ({"thinking_start": "x"}, "cannot spell 'x'")):
         with pytest.raises(ConfigError, match=message):
             load_engine(EngineConfig(str(path), num_kv_blocks=4, **{**settings, **wrong}))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from paceline.runner.profile import size_kv
 from paceline.runner.runner import ModelRunner
 from paceline.sample.grammar import Grammars, Vocabulary
 from paceline.sampling_params import SamplingParams
-from paceline.text.answer_formats import answer_formats, reasoning_format, tool_format
+from paceline.text.answer_formats import NONE, ReasoningFormat, answer_formats, reasoning_format, tool_format
 from paceline.text.thinking import ThinkingTags, find_thinking_tags
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
 from paceline.types import LogprobsMode
@@ -112,7 +112,7 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         max_cached_tokens=kv_size.num_blocks * config.block_size,
         default_params=_generation_defaults(checkpoint.generation_config),
         formats=answer_formats(
-            reasoning_format(config.reasoning_parser, sources), tool_format(config.tool_call_parser, sources), tokenizer
+            _reasoning_format(config, sources), tool_format(config.tool_call_parser, sources), tokenizer
         ),
         grammars=grammars,
         numerics=ops.numerics,
@@ -147,6 +147,15 @@ def _thinking_tags(config: EngineConfig, tokenizer: Tokenizer, template: ChatTem
         end=config.thinking_end,
         close=config.thinking_close,
     )
+
+
+def _reasoning_format(config: EngineConfig, template: str) -> ReasoningFormat | None:
+    """Tags that are given are also those at which answers are taken apart."""
+    found = reasoning_format(config.reasoning_parser, template)
+    if config.reasoning_parser.lower() == NONE or config.thinking_start is None or config.thinking_end is None:
+        return found
+    begin, end = config.thinking_start, config.thinking_end
+    return ReasoningFormat("given", begin, end) if found is None else replace(found, begin=begin, end=end)
 
 
 def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, float | int]:
