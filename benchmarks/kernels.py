@@ -3,8 +3,9 @@
     python benchmarks/kernels.py [--threads N] [--only linear attention]
 
 The limits are those of ``limits.py``, measured first. An operation's limit is the larger of two times: its bytes at the
-speed at which as many can be read, and its multiply-adds at the speed of the fastest instruction for its numbers (8-bit
-dots for quantised weights; bfloat16 dots, where the processor has them, for bfloat16 weights; float32 for the rest).
+speed at which as many can be read, and its multiply-adds at the speed of vectors for its numbers (8-bit dots for
+quantised weights, float32 for the rest), or of tiles for bfloat16 weights where the processor has them. With tiles,
+quantised weights may be faster than the limit of vectors; scaling is what then limits them.
 What else an operation does (exponentials, scales, rounding) stands in its time and not in its limit.
 
 The layers' operations run as they do in a model: many of them in one native program, each on weights or on a layer of
@@ -120,7 +121,11 @@ class Bench:
 
     def linear(self) -> Iterator[Measurement]:
         quantised = (self.limits.int8 or self.limits.fma, "8-bit dot" if self.limits.int8 else "float32")
-        dense = (self.limits.bf16 or self.limits.fma, "bfloat16 dot" if self.limits.bf16 else "float32")
+        dense = max(
+            (self.limits.bf16_tiles or 0, "bfloat16 tiles"),
+            (self.limits.bf16 or 0, "bfloat16 dot"),
+            (self.limits.fma, "float32"),
+        )
         for form, encoding in FORMS.items():
             for name, shape in SHAPES.items():
                 raw = random_matrix(shape, encoding, self.rng)

@@ -19,6 +19,11 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__linux__)
+#define TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -134,6 +139,26 @@ double arithmetic_speed(int at_a_time, Vector zero, Operand one, Operand other, 
   return static_cast<double>(at_a_time) * kChains * kRounds * threads / took;
 }
 
+#ifdef TILES
+// Four products of whole tiles, 16 rows and 16 outputs and 64 bytes of inputs, by turns.
+template <class Step>
+double tile_speed(int at_a_time, const Step& step) {
+  constexpr int kTiles = 4;
+  constexpr int64_t kTileRounds = kRounds / 4;
+  const double took = seconds([&](int) {
+    struct alignas(64) {
+      uint8_t palette = 1, rest[15] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } const shapes;
+    asm volatile("ldtilecfg %0" : : "m"(shapes));
+    for (int64_t round = 0; round < kTileRounds; ++round) step();
+    asm volatile("tilerelease");
+  });
+  return static_cast<double>(at_a_time) * kTiles * kTileRounds * threads / took;
+}
+#endif
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -154,6 +179,21 @@ int main(int count, char** arguments) {
 #ifdef BF16_DOT
   const __m512bh pairs = _mm512_cvtne2ps_pbh(half, half);
   std::printf(", \"bf16\": %.4g", arithmetic_speed(kVectorBytes / 2, Floats{}, pairs, pairs, BF16_DOT));
+#endif
+#ifdef TILES
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) {
+    std::printf(", \"int8_tiles\": %.4g", tile_speed(16 * 16 * 64, [] {
+                  asm volatile(
+                      "tdpbssd %tmm1, %tmm0, %tmm4\n tdpbssd %tmm1, %tmm0, %tmm5\n"
+                      "tdpbssd %tmm1, %tmm0, %tmm6\n tdpbssd %tmm1, %tmm0, %tmm7");
+                }));
+    std::printf(", \"bf16_tiles\": %.4g", tile_speed(16 * 16 * 32, [] {
+                  asm volatile(
+                      "tdpbf16ps %tmm1, %tmm0, %tmm4\n tdpbf16ps %tmm1, %tmm0, %tmm5\n"
+                      "tdpbf16ps %tmm1, %tmm0, %tmm6\n tdpbf16ps %tmm1, %tmm0, %tmm7");
+                }));
+  }
 #endif
   std::printf("}\n");
 }

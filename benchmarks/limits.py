@@ -33,6 +33,7 @@ class Limits:
         fma: float32.
         int8: products of bytes; None where the processor has no instruction for them that we know.
         bf16: products of bfloat16 pairs with float32 sums; None likewise.
+        int8_tiles, bf16_tiles: the same in the processor's tiles (AMX).
     """
 
     threads: int
@@ -40,6 +41,8 @@ class Limits:
     fma: float
     int8: float | None
     bf16: float | None
+    int8_tiles: float | None
+    bf16_tiles: float | None
 
     def bandwidth(self, size: float) -> float:
         """Bytes a second for data of this size, from the measured size that is nearest."""
@@ -61,6 +64,8 @@ def print_limits(limits: Sequence[Limits]) -> None:
         ("fma", "float32 multiply-add"),
         ("bf16", "bfloat16 dot"),
         ("int8", "8-bit dot"),
+        ("bf16_tiles", "bfloat16 tiles"),
+        ("int8_tiles", "8-bit tiles"),
     ):
         speeds = [getattr(one, name) for one in limits]
         rows.append([f"{title}, 10⁹/s", *("none" if speed is None else f"{speed / 1e9:.0f}" for speed in speeds)])
@@ -80,7 +85,8 @@ def _run(program: Path, threads: int) -> Limits:
     done = subprocess.run([str(program), str(threads)], stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
     read = {int(size): speed for size, speed in found["read"].items()}
-    return Limits(threads, read, found["fma"], found.get("int8"), found.get("bf16"))
+    others = {name: found.get(name) for name in ("int8", "bf16", "int8_tiles", "bf16_tiles")}
+    return Limits(threads, read, found["fma"], **others)
 
 
 if __name__ == "__main__":
