@@ -15,7 +15,7 @@ constexpr int kLanes = 16;
 
 // Asks for what follows, in a stream of weights, the `Bytes` at p by a few thousand bytes: few rows use them up faster
 // than the processor's own prefetching brings them.
-constexpr int kBytesAhead = 4096;
+constexpr int kBytesAhead = 8192;
 template <int Bytes>
 inline void prefetch(const void* p) {
 #pragma GCC unroll 16
