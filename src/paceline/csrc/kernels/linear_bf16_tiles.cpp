@@ -4,6 +4,7 @@
 // more, narrower tile. The bias is added last.
 #include "level_kernels.h"
 #include "simd.h"
+#include "store_panel.h"
 #include "tiles.h"
 
 #if defined(__AMX_BF16__)
@@ -80,15 +81,7 @@ void linear_bf16(const uint16_t* x, int64_t stride, int rows, int inputs, const 
                                                       (panel + p % panels) * range.panel_bytes);
       }
       multiply(pair);
-      for (int p = 0; p < panels; ++p) {
-        const int column = (panel + p) * kPanel;
-        const int left = range.outputs - column < kPanel ? range.outputs - column : kPanel;
-        for (int r = 0; r < rows; ++r) {
-          F32x16 y = load(sums[p][r]);
-          if (range.bias) y = add(y, load(range.bias + column));
-          store_first(range.out + r * range.out_stride + column, y, left);
-        }
-      }
+      for (int p = 0; p < panels; ++p) store_panel(sums[p][0], kPanel, rows, range, panel + p);
     }
   };
   if (whole == padded) {

@@ -5,6 +5,7 @@
 #include "kernels.h"
 #include "level_kernels.h"
 #include "simd.h"
+#include "store_panel.h"
 #include "tiles.h"
 
 namespace paceline::PACELINE_LEVEL {
@@ -172,15 +173,7 @@ void multiply(const Activations& a, const PanelRange& range, int first_panel) {
     add_cells<Form, false, Form::kRows>(weights, a, g, 0, a.num_short[g], acc);
     add_cells<Form, true, Form::kRows>(weights, a, g, a.num_short[g], a.rows, acc);
   }
-  for (int p = 0; p < P; ++p) {
-    const int column = (first_panel + p) * kPanel;
-    const int left = range.outputs - column < kPanel ? range.outputs - column : kPanel;
-    for (int r = 0; r < a.rows; ++r) {
-      F32x16 y = load(acc[r][p]);
-      if (range.bias) y = add(y, load(range.bias + column));
-      store_first(range.out + r * range.out_stride + column, y, left);
-    }
-  }
+  for (int p = 0; p < P; ++p) store_panel(acc[0][p], P * kPanel, a.rows, range, first_panel + p);
 }
 
 template <class Form>

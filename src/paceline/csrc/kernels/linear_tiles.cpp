@@ -8,6 +8,7 @@
 // dots of a few groups, then vectors scale and add them.
 #include "level_kernels.h"
 #include "simd.h"
+#include "store_panel.h"
 #include "tiles.h"
 
 #if defined(__AMX_INT8__)
@@ -155,15 +156,7 @@ void multiply(const Activations& a, const PanelRange& range, int first_panel) {
     form_turn(a, w, turn);
     for (int p = 0; p < panels; ++p) add_turn<Form, kTile>(a, w[p], turn, p, 0, sums[p]);
   }
-  for (int p = 0; p < panels; ++p) {
-    const int column = (first_panel + p) * kPanel;
-    const int left = range.outputs - column < kPanel ? range.outputs - column : kPanel;
-    for (int r = 0; r < a.rows; ++r) {
-      F32x16 y = load(sums[p][r]);
-      if (range.bias) y = add(y, load(range.bias + column));
-      store_first(range.out + r * range.out_stride + column, y, left);
-    }
-  }
+  for (int p = 0; p < panels; ++p) store_panel(sums[p][0], kPanel, a.rows, range, first_panel + p);
 }
 
 template <class Form>
