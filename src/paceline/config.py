@@ -21,6 +21,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "decode_blocks_ahead": (0, 2**12),
     "max_waiting": (0, 2**31 - 1),
     "queue_timeout": (0.001, 1e9),
+    "engine_timeout": (1.0, 1e9),
     "admission_age_limit": (0, 2**31 - 1),
     "max_logprobs": (-1, 2**31 - 1),
     "num_threads": (1, 1024),
@@ -60,8 +61,10 @@ class EngineConfig:
         num_kv_blocks: the number of blocks itself, overriding both.
         enable_prefix_caching: let requests share the blocks of equal prefixes.
         decode_blocks_ahead: blocks given to a running request beyond its next token.
-        max_waiting: requests that may wait; more are refused. None is no limit.
+        max_waiting: sequences that may wait for a slot in a server; more are refused. None is no limit.
         queue_timeout: seconds a request may wait before it is refused; None is no limit.
+        engine_timeout: seconds without a sign of life after which the engine process of a server is replaced; a step
+            that takes longer is taken for one that hangs.
         admission_age_limit: times that a waiting request may be passed over because it does not fit yet.
         max_logprobs: largest ``logprobs`` a request may ask for; -1 is the whole vocabulary.
         logprobs_mode: "raw_logprobs" are those of the logits as the model gave them, "processed_logprobs" those that
@@ -90,8 +93,9 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     enable_prefix_caching: bool = True
     decode_blocks_ahead: int = 0
-    max_waiting: int | None = None
+    max_waiting: int | None = 1024
     queue_timeout: float | None = None
+    engine_timeout: float = 120.0
     admission_age_limit: int = 64
     max_logprobs: int = 20
     logprobs_mode: str = "raw_logprobs"

@@ -22,6 +22,14 @@ GRAMMAR_FAILED = "the structured output cannot go on"
 """How the error begins of a sequence whose grammar leads to a dead end, or takes more work than one step may have."""
 
 
+WAITED_TOO_LONG = "the request waited too long"
+"""How the error begins of a sequence that was not started within ``queue_timeout``."""
+
+
+ENGINE_LOST = "the engine was lost again and again"
+"""How the error begins of a sequence that was given up because engines do not survive it."""
+
+
 class CheckpointError(ValueError):
     """A model's files are missing, damaged, or of a kind that is not supported. The message names file and item."""
 
@@ -32,3 +40,7 @@ class ConfigError(ValueError):
 
 class QueueFull(RequestError):  # noqa: N818  (named like the standard library's queue.Full)
     """Too many requests wait already: this one may be sent again later, HTTP 429."""
+
+
+class EngineUnavailable(RuntimeError):  # noqa: N818  (a state, not a mistake)
+    """The engine takes no requests: it is stopped, asleep or lost for good, HTTP 503. The message says which."""

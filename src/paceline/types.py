@@ -166,8 +166,7 @@ class SeqResult:
     ``prompt_logprobs`` holds the entries that this span adds: for prompt positions ``start + 1 ..= start + count``
     that are still prompt. ``error`` is set when this sequence alone cannot go on (its logits are not finite, or no
     token is left to choose from); then there are no tokens. ``complete`` says that by the sequence's grammar nothing
-    can follow the last token.
-    token is left to choose from); then there are no tokens. ``likely`` tells of each token whether its probability was
+    can follow the last token. ``likely`` tells of each token whether its probability was
     above the threshold of an early stop; empty if the sequence has none.
     """
 
@@ -204,6 +203,7 @@ class TokenEvent:
     ``stop_reason`` is the id for one of the caller's stop tokens, :data:`REPETITION` for an early stop, None for
     end-of-sequence and length.
     ``num_cached_tokens`` are the prompt tokens that the prefix cache saved, at the first admission.
+    ``num_likely`` is what an early stop has counted by now; whoever continues the sequence elsewhere needs it.
     ``error`` is the message of a sequence that ended with ``FinishReason.ERROR``.
     """
 
@@ -214,4 +214,5 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    num_likely: int = 0
     error: str | None = None

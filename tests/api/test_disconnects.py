@@ -5,12 +5,14 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline.core.scheduler import Scheduler
+from paceline.engine.load import LoadedEngine
 from support.fake_runner import FakeRunner
 from support.live_server import LiveServer, SlowRunner, events, live_server
 from support.small_text import small_engine
@@ -22,7 +24,7 @@ LONG: dict[str, Any] = {"prompt": "a prompt", "ignore_eos": True, "max_tokens": 
 @pytest.fixture
 def server() -> Iterator[LiveServer]:
     """One sequence at a time, 20 ms for each of its tokens."""
-    with live_server(small_engine(SlowRunner(FakeRunner(64, 8, 1, 259), 0.02), max_num_seqs=1, max_waiting=4)) as live:
+    with live_server(small_engine(SlowRunner(FakeRunner(64, 8, 1, 259), 0.02), max_num_seqs=1), max_waiting=4) as live:
         yield live
 
 
@@ -172,7 +174,7 @@ def test_aborting_what_does_not_run_is_no_error(server: LiveServer) -> None:
 # ---- failures inside
 
 
-def failing_engine(**tokens: int) -> Any:
+def failing_engine(**tokens: int) -> LoadedEngine:
     return small_engine(FakeRunner(64, 8, 8, 259, **tokens))
 
 
@@ -216,16 +218,46 @@ def test_a_failure_inside_a_stream_is_its_last_event(path: str) -> None:
         server.wait_until(lambda: server.num_live == 0)
 
 
-def test_when_the_engine_has_died_everybody_is_told() -> None:
-    with live_server(failing_engine(crash_token=ord("!"))) as server:
-        assert server.send("GET", "/health").status == 200
-        reply = server.post(PLAIN, prompt="fails!", max_tokens=3)
-        assert reply.status == 500
-        assert b"Traceback" not in reply.data
-        assert server.send("GET", "/health").status == 503
-        for path, prompt in ((PLAIN, {"prompt": "next"}), (CHAT, {"messages": [{"role": "user", "content": "next"}]})):
-            reply = server.post(path, **prompt)
-            assert (reply.status, reply.json["error"]["code"]) == (503, "unhealthy")
+def test_a_request_that_no_engine_survives_is_given_up_and_the_others_go_on() -> None:
+    def load() -> LoadedEngine:
+        return failing_engine(crash_token=ord("!"))
+
+    with live_server(load(), reload=load) as server:
+        harmless = {"prompt": "good", "max_tokens": 30, "ignore_eos": True, "seed": 1}
+        alone = server.post(PLAIN, **harmless).json["choices"][0]["text"]
+        with ThreadPoolExecutor(4) as executor:
+            bad = executor.submit(server.post, PLAIN, prompt="fails!", max_tokens=3)
+            good = [
+                executor.submit(server.post, PLAIN, prompt="good", max_tokens=30, ignore_eos=True, seed=1)
+                for _ in "123"
+            ]
+            reply = bad.result()
+            assert (reply.status, reply.json["error"]["code"]) == (500, "engine_lost")
+            assert b"Traceback" not in reply.data
+            assert [each.result().json["choices"][0]["text"] for each in good] == [alone] * 3
+        assert server.send("GET", "/health").json == {"status": "ok"}
+
+
+def test_an_engine_asleep_refuses_and_what_was_in_flight_goes_on_when_it_wakes() -> None:
+    def load() -> LoadedEngine:
+        return small_engine(SlowRunner(FakeRunner(64, 8, 8, 259), 0.01))
+
+    with live_server(load(), reload=load) as server:
+        alone = server.post(PLAIN, **LONG).json["choices"][0]["text"]
+        with ThreadPoolExecutor(1) as executor:
+            running = executor.submit(server.post, PLAIN, **LONG)
+            server.wait_until(lambda: server.num_live == 1)
+            assert server.post("/sleep").json == {"status": "sleeping"}
+            assert server.send("GET", "/health").json == {"status": "sleeping"}
+            for path, prompt in ((PLAIN, {"prompt": "x"}), (CHAT, {"messages": [{"role": "user", "content": "x"}]})):
+                reply = server.post(path, **prompt)
+                assert (reply.status, reply.json["error"]["code"]) == (503, "engine_unavailable")
+                assert "POST /wake_up" in reply.json["error"]["message"]
+                assert reply.headers["retry-after"] == "1"
+            assert server.post("/sleep").status == 503
+            assert server.post("/wake_up").json == {"status": "ok"}
+            assert running.result().json["choices"][0]["text"] == alone
+        assert server.post("/wake_up").status == 503
 
 
 def test_a_slow_start_keeps_the_connection_open_with_comments() -> None:

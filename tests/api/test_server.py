@@ -125,13 +125,13 @@ PROGRAM = """
 import logging, sys
 sys.path.insert(0, sys.argv[1])
 from paceline.api.server import ServerConfig, run_server
-from paceline.engine.service import AsyncEngine
 from support.fake_runner import FakeRunner
 from support.live_server import SlowRunner
+from support.served import served
 from support.small_text import small_engine
 
 logging.basicConfig(level=logging.INFO)
-engine = AsyncEngine(small_engine(SlowRunner(FakeRunner(64, 8, 8, 259), 0.1)))
+engine = served(small_engine(SlowRunner(FakeRunner(64, 8, 8, 259), 0.1)))
 run_server(engine, ServerConfig(port=0, shutdown_timeout=float(sys.argv[2])))
 """
 

@@ -7,25 +7,31 @@ from typing import Any
 
 import pytest
 
+from paceline.engine.load import LoadedEngine
 from paceline.engine.outputs import ChoiceDelta
 from paceline.engine.service import AsyncEngine, RequestStream
-from paceline.errors import QueueFull, RequestError
+from paceline.errors import EngineUnavailable, QueueFull, RequestError
 from paceline.sampling_params import SamplingParams
-from paceline.types import FinishReason, StepPlan, StepResult
+from paceline.types import FinishReason
 from support.scripted_runner import ScriptedRunner, saying
+from support.served import served
 from support.small_text import small_engine
 
 PROMPT = [1, 2, 3]
 
 
-def scripted(text: str = "hello", **settings: Any) -> AsyncEngine:
-    return AsyncEngine(small_engine(ScriptedRunner(saying(len(PROMPT), text)), **settings), seed=0)
+def scripted(text: str = "hello") -> tuple[AsyncEngine, LoadedEngine]:
+    loaded = small_engine(ScriptedRunner(saying(len(PROMPT), text)))
+    return served(loaded), loaded
 
 
-def held(hold_at: int, **settings: Any) -> tuple[AsyncEngine, threading.Event]:
+def held(
+    hold_at: int, *, max_num_seqs: int = 8, max_waiting: int | None = None
+) -> tuple[AsyncEngine, LoadedEngine, threading.Event]:
     """An engine that says x for ever and stands still in a step until the event is set."""
     runner = ScriptedRunner(saying(len(PROMPT), "x" * 100), hold_at=hold_at)
-    return AsyncEngine(small_engine(runner, **settings), seed=0), runner.gate
+    loaded = small_engine(runner, max_num_seqs=max_num_seqs)
+    return served(loaded, max_waiting=max_waiting), loaded, runner.gate
 
 
 async def collect(stream: RequestStream) -> list[ChoiceDelta]:
@@ -40,9 +46,9 @@ async def submit(engine: AsyncEngine, request_id: str = "r", **params: Any) -> R
     return await engine.submit(PROMPT, SamplingParams(**params), request_id=request_id)
 
 
-async def settled(engine: AsyncEngine) -> None:
+async def settled(loaded: LoadedEngine) -> None:
     """Wait until the engine has nothing left to do, and check its books."""
-    scheduler = engine._engine.scheduler
+    scheduler = loaded.engine.scheduler
     for _ in range(500):
         if not scheduler.has_work():
             break
@@ -54,12 +60,12 @@ async def settled(engine: AsyncEngine) -> None:
 
 def test_a_stream_brings_the_whole_answer() -> None:
     async def scene() -> None:
-        engine = scripted()
-        engine.start()
+        engine, loaded = scripted()
+        await engine.start()
         deltas = await collect(await submit(engine))
         assert text_of(deltas) == "hello"
         assert deltas[-1].finish_reason is FinishReason.STOP
-        await settled(engine)
+        await settled(loaded)
         await engine.stop()
 
     asyncio.run(scene())
@@ -67,8 +73,9 @@ def test_a_stream_brings_the_whole_answer() -> None:
 
 def test_many_streams_at_once_equal_their_solo_runs() -> None:
     async def answers(together: bool) -> list[list[ChoiceDelta]]:
-        engine = AsyncEngine(small_engine(num_blocks=30), seed=0)
-        engine.start()
+        loaded = small_engine(num_blocks=30)
+        engine = served(loaded)
+        await engine.start()
         rng = random.Random(5)
         jobs = []
         for number in range(24):
@@ -80,7 +87,7 @@ def test_many_streams_at_once_equal_their_solo_runs() -> None:
             return await collect(await engine.submit(job[0], job[1], request_id=job[2]))
 
         results = await asyncio.gather(*map(run, jobs)) if together else [await run(job) for job in jobs]
-        await settled(engine)
+        await settled(loaded)
         await engine.stop()
         return [sorted(deltas, key=lambda delta: delta.index) for deltas in results]
 
@@ -89,8 +96,8 @@ def test_many_streams_at_once_equal_their_solo_runs() -> None:
 
 def test_an_abort_ends_the_stream_and_frees_everything() -> None:
     async def scene() -> None:
-        engine, gate = held(hold_at=3)
-        engine.start()
+        engine, loaded, gate = held(hold_at=3)
+        await engine.start()
         stream = await submit(engine, max_tokens=100)
         first = await anext(stream)
         assert first.text == "x"
@@ -99,7 +106,7 @@ def test_an_abort_ends_the_stream_and_frees_everything() -> None:
         gate.set()
         rest = await collect(stream)
         assert rest[-1].finish_reason is FinishReason.ABORT
-        await settled(engine)
+        await settled(loaded)
         assert engine.abort("r") is False
         assert text_of(await collect(await submit(engine, max_tokens=3))) == "xxx"
         await engine.stop()
@@ -109,14 +116,14 @@ def test_an_abort_ends_the_stream_and_frees_everything() -> None:
 
 def test_a_cancelled_submission_leaves_nothing_behind() -> None:
     async def scene() -> None:
-        engine = scripted("x" * 100)
-        engine.start()
+        engine, loaded = scripted("x" * 100)
+        await engine.start()
         task = asyncio.create_task(submit(engine, max_tokens=100))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await settled(engine)
+        await settled(loaded)
         assert text_of(await collect(await submit(engine, max_tokens=2))) == "xx"
         await engine.stop()
 
@@ -125,8 +132,8 @@ def test_a_cancelled_submission_leaves_nothing_behind() -> None:
 
 def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
     async def scene() -> None:
-        engine, gate = held(hold_at=2)
-        engine.start()
+        engine, _, gate = held(hold_at=2)
+        await engine.start()
         stream = await submit(engine, max_tokens=20)
         with pytest.raises(RequestError, match="'r' is running"):
             await submit(engine)
@@ -139,8 +146,8 @@ def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
 
 def test_a_full_queue_is_reported_before_the_request_is_accepted() -> None:
     async def scene() -> None:
-        engine, gate = held(hold_at=1, max_num_seqs=1, max_waiting=1)
-        engine.start()
+        engine, loaded, gate = held(hold_at=1, max_num_seqs=1, max_waiting=1)
+        await engine.start()
         submissions = [asyncio.create_task(submit(engine, f"r{i}", max_tokens=100)) for i in range(3)]
         # Of a request for several choices all are refused, or none.
         submissions.append(asyncio.create_task(submit(engine, "r3", n=2)))
@@ -152,7 +159,7 @@ def test_a_full_queue_is_reported_before_the_request_is_accepted() -> None:
         streams = [await accepted for accepted in submissions[:2]]
         for stream in streams:
             assert len(text_of(await collect(stream))) == 100
-        await settled(engine)
+        await settled(loaded)
         await engine.stop()
 
     asyncio.run(scene())
@@ -160,8 +167,8 @@ def test_a_full_queue_is_reported_before_the_request_is_accepted() -> None:
 
 def test_stopping_ends_every_stream() -> None:
     async def scene() -> None:
-        engine, gate = held(hold_at=3)
-        engine.start()
+        engine, _, gate = held(hold_at=3)
+        await engine.start()
         stream = await submit(engine, max_tokens=100, n=2)
         assert engine.is_healthy
         stopping = asyncio.create_task(engine.stop())
@@ -171,39 +178,17 @@ def test_stopping_ends_every_stream() -> None:
         assert not engine.is_healthy
         ends = [delta.finish_reason for delta in await collect(stream) if delta.finish_reason is not None]
         assert ends == [FinishReason.ABORT] * 2
-        with pytest.raises(RuntimeError, match="does not run"):
+        with pytest.raises(EngineUnavailable, match="is stopped"):
             await submit(engine)
-
-    asyncio.run(scene())
-
-
-class Broken:
-    """A runner that fails outside any fence."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        raise OSError(f"step {plan.step} is lost")
-
-
-def test_a_failed_engine_ends_its_streams_with_an_error_and_turns_unhealthy() -> None:
-    async def scene() -> None:
-        engine = AsyncEngine(small_engine(Broken()))
-        engine.start()
-        stream = await submit(engine, n=2)
-        deltas = await collect(stream)
-        assert [delta.finish_reason for delta in deltas] == [FinishReason.ERROR] * 2
-        assert "is lost" in (deltas[0].error or "")
-        assert not engine.is_healthy
-        with pytest.raises(RuntimeError, match="is lost"):
-            await submit(engine)
-        await engine.stop()
 
     asyncio.run(scene())
 
 
 def test_cached_tokens_are_reported() -> None:
     async def scene() -> None:
-        engine = AsyncEngine(small_engine(), seed=0)
-        engine.start()
+        loaded = small_engine()
+        engine = served(loaded)
+        await engine.start()
         prompt = list(range(40))
         first = await engine.submit(prompt, SamplingParams(max_tokens=1), request_id="a")
         await collect(first)

@@ -20,6 +20,7 @@ from paceline.engine.engine import Runner
 from paceline.engine.load import LoadedEngine
 from paceline.engine.service import AsyncEngine
 from paceline.types import StepPlan, StepResult
+from support.served import served
 
 PATIENCE = 20.0
 """Seconds after which a test that waits for something has failed."""
@@ -102,9 +103,15 @@ class SlowRunner:
 
 
 @contextmanager
-def live_server(loaded: LoadedEngine, **settings: Any) -> Iterator[LiveServer]:
+def live_server(
+    loaded: LoadedEngine,
+    *,
+    reload: Callable[[], LoadedEngine] | None = None,
+    max_waiting: int | None = None,
+    **settings: Any,
+) -> Iterator[LiveServer]:
     """Serves until the block is left. ``settings`` are those of ServerConfig."""
-    engine = AsyncEngine(loaded, seed=0)
+    engine = served(loaded, reload, max_waiting=max_waiting)
     app = build_app(engine, ServerConfig(port=0, **settings))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from paceline.core.kv_manager import KvManager
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler, SchedulerLimits
-from paceline.errors import QueueFull, RequestError
+from paceline.errors import RequestError
 from paceline.types import FinishReason, StepPlan, TokenEvent, TokenRules
 from support.fake_runner import FakeRunner, SoloAnswer, solo_answer
 
@@ -50,7 +50,6 @@ class _Scenario:
             max_num_seqs=rng.randint(1, 7),
             max_num_batched_tokens=rng.choice([1, 1, 2, 3, 5, 8, 16, 64]),
             max_model_len=rng.choice([rng.randint(1, 20), rng.randint(20, 150), 150, 150]),
-            max_waiting=rng.choice([None, None, None, rng.randint(0, 5)]),
             queue_timeout=rng.choice([None, None, None, rng.uniform(1, 30)]),
             admission_age_limit=rng.choice([0, 1, 3, 64]),
             decode_blocks_ahead=rng.choice([0, 0, 1, 2]),
@@ -131,9 +130,6 @@ class _Scenario:
         possible &= len(prompt) + (max_tokens > 1) <= self.num_blocks * self.block_size
         try:
             self.scheduler.add(request)
-        except QueueFull:
-            assert self.limits.max_waiting is not None
-            self.counts["refused: queue full"] += 1
         except RequestError:
             assert not possible
             self.counts["refused: can never run"] += 1

@@ -43,7 +43,7 @@ def build_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+        await engine.start()
         try:
             yield
         finally:

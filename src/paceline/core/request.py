@@ -56,6 +56,13 @@ class Request:
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens)
 
+    def resume(self, output: list[int], *, num_scored: int, num_likely: int, num_cached_tokens: int | None) -> None:
+        """Go on after ``output``, which another scheduler has brought forth. To be called before it is added."""
+        self.tokens += output
+        self.num_scored = num_scored
+        self.num_likely = num_likely
+        self.num_cached_tokens = num_cached_tokens
+
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt

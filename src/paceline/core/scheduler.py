@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from paceline.core.kv_manager import KvManager
 from paceline.core.request import Request
 from paceline.core.stop import Stop, find_stop
-from paceline.errors import QueueFull, RequestError
+from paceline.errors import WAITED_TOO_LONG, RequestError
 from paceline.types import (
     FinishReason,
     SeqResult,
@@ -39,7 +39,6 @@ class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    max_waiting: int | None = None
     queue_timeout: float | None = None
     admission_age_limit: int = 64
     decode_blocks_ahead: int = 0
@@ -93,6 +92,10 @@ class Scheduler:
         """Whether a step has anything to do: requests, slots to release, or events to deliver."""
         return bool(self._requests or self._released or self._events)
 
+    def planned_ids(self, plan: StepPlan) -> tuple[str, ...]:
+        """The requests that the last plan's spans belong to, as far as they live."""
+        return tuple(self._running[span.slot].request_id for span in plan.spans if span.slot in self._running)
+
     def check_idle(self) -> None:
         """Raises AssertionError naming what leaked, if no request lives and yet a block or a slot is taken."""
         if self._requests:
@@ -112,7 +115,7 @@ class Scheduler:
         """Queue a request.
 
         Raises RequestError if its id is in use, if its prompt is empty or leaves no room in the context, or if prompt
-        and first output token can never fit in the store; QueueFull if too many requests wait already.
+        and first output token can never fit in the store.
         """
         self._check(request)
         self._num_added += 1
@@ -214,10 +217,6 @@ class Scheduler:
         needed = prompt + min(max(request.rules.max_tokens - 1, 0), 1)
         if self.kv.blocks_for(needed) > self.kv.num_blocks:
             raise RequestError(f"the prompt is too long: {self._arithmetic(needed)}", "prompt")
-        # A request that can have a slot at once does not count as waiting.
-        free = len(self._free_slots)
-        if self.limits.max_waiting is not None and self.num_waiting >= self.limits.max_waiting + free:
-            raise QueueFull(f"{self.num_waiting} requests wait already (max_waiting is {self.limits.max_waiting})")
 
     def _end_overdue(self) -> None:
         timeout, queue = self.limits.queue_timeout, self._not_yet_started
@@ -232,7 +231,7 @@ class Scheduler:
                 self._cut_short(
                     request,
                     FinishReason.ERROR,
-                    f"the request waited {now - request.arrival:.1f} s without being started "
+                    f"{WAITED_TOO_LONG}: {now - request.arrival:.1f} s without being started "
                     f"(queue_timeout is {timeout:g} s)",
                 )
 
@@ -320,6 +319,7 @@ class Scheduler:
                 finish_reason=None if stop is None else stop.reason,
                 stop_reason=None if stop is None else stop.stop_reason,
                 num_cached_tokens=request.num_cached_tokens or 0,
+                num_likely=request.num_likely,
                 error=None if stop is None else stop.error,
             )
             self._events.append(event)

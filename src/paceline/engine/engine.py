@@ -24,7 +24,7 @@ class Engine:
         self._runner = runner
 
     def add(self, request: Request) -> None:
-        """Queue a sequence. Raises RequestError if it can never run, QueueFull if too many wait."""
+        """Queue a sequence. Raises RequestError if it can never run."""
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
@@ -46,7 +46,14 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Plan, execute, commit. Returns the news of every sequence that has any."""
-        plan = self.scheduler.plan()
+        return self.run(self.plan())
+
+    def plan(self) -> StepPlan:
+        """The next step, which :meth:`run` must carry out before another is planned."""
+        return self.scheduler.plan()
+
+    def run(self, plan: StepPlan) -> list[TokenEvent]:
+        """Execute and commit a step."""
         events = self.scheduler.commit(plan, self._runner.execute(plan))
         if not self.has_work:
             self.scheduler.check_idle()

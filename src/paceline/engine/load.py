@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,11 @@ from paceline.config import EngineConfig, read_environment
 from paceline.core.kv_manager import KvManager
 from paceline.core.scheduler import Scheduler, SchedulerLimits
 from paceline.engine.engine import Engine
+from paceline.engine.messages import EngineFacts
 from paceline.engine.model_info import ModelInfo
 from paceline.errors import CheckpointError, ConfigError, RequestError
 from paceline.models.registry import read_spec
+from paceline.models.spec import ModelSpec
 from paceline.models.weights import has_dense_matrices, load_model
 from paceline.ops.select import make_ops
 from paceline.runner.memory import gib, resident_memory
@@ -41,9 +43,32 @@ GENERATION_CONFIG_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetitio
 
 
 @dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model's files, opened: nothing of the weights has been read yet."""
+
+    path: Path
+    checkpoint: Checkpoint
+    spec: ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What computes: scheduler and runner around the weights, and what they know of themselves."""
+
+    engine: Engine
+    facts: EngineFacts
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedEngine:
+    """Both halves of a model, in one process."""
+
     engine: Engine
     info: ModelInfo
+
+    @property
+    def facts(self) -> EngineFacts:
+        return EngineFacts(self.info.max_model_len, self.engine.scheduler.kv.num_blocks, self.info.numerics)
 
 
 def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
@@ -51,38 +76,69 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
 
     Raises CheckpointError for files that cannot be used and ConfigError for settings that do not fit.
     """
+    opened = open_model(config, progress=progress)
+    # Packing is native code, which leaves the interpreter to the text side.
+    with ThreadPoolExecutor(1) as executor:
+        text = executor.submit(load_text, opened, config)
+        grammars = Grammars(lambda: grammar_vocabulary(text.result()[0]))
+        runtime = build_runtime(config, opened, lambda: text.result()[0], grammars)
+        tokenizer, template = text.result()
+    return LoadedEngine(runtime.engine, describe_model(config, opened, tokenizer, template, grammars, runtime.facts))
+
+
+def load_runtime(config: EngineConfig) -> Runtime:
+    """The half of :func:`load_engine` that computes, for a process of its own. Same errors."""
+    opened = open_model(config, progress=False)
+    with ThreadPoolExecutor(1) as executor:
+        tokenizer = executor.submit(_load_tokenizer, opened, config)
+        grammars = Grammars(lambda: grammar_vocabulary(tokenizer.result()))
+        return build_runtime(config, opened, tokenizer.result, grammars)
+
+
+def open_model(config: EngineConfig, *, progress: bool = True) -> OpenModel:
+    """Fetch the files if needed, and open them. Raises CheckpointError."""
     environment = read_environment()
-    begin = time.perf_counter()
     path = resolve_model(config.model, cache=environment.cache, offline=environment.offline, progress=progress)
     checkpoint = open_checkpoint(path)
-    spec = read_spec(checkpoint)
-    opened = time.perf_counter()
+    return OpenModel(path, checkpoint, read_spec(checkpoint))
 
+
+def load_text(opened: OpenModel, config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The half that turns texts into tokens and back."""
+    from paceline.text.chat_template import load_chat_template  # Jinja's import is best done beside the packing, too
+
+    tokenizer = _load_tokenizer(opened, config)
+    override = None if config.chat_template is None else Path(config.chat_template)
+    return tokenizer, load_chat_template(opened.checkpoint, tokenizer, override)
+
+
+def build_runtime(
+    config: EngineConfig, opened: OpenModel, tokenizer_of: Callable[[], Tokenizer], grammars: Grammars
+) -> Runtime:
+    """Pack the weights, size the store, wire scheduler and runner. ``tokenizer_of`` is called after the packing."""
+    environment = read_environment()
+    begin = time.perf_counter()
+    checkpoint, spec = opened.checkpoint, opened.spec
     threads = config.num_threads or environment.num_threads
     ops = make_ops(config.ops, threads, environment.isa, config.quantization)
     if config.quantization is not None and not has_dense_matrices(checkpoint):
         raise ConfigError(
-            f"quantization {config.quantization} is for matrices stored in 32 or 16 bits, and {path} has none: "
+            f"quantization {config.quantization} is for matrices stored in 32 or 16 bits, and {opened.path} has none: "
             "they are quantised already"
         )
     max_positions = config.max_model_len or spec.max_position_embeddings
-    # Packing is native code, which leaves the interpreter to the text side.
-    with ThreadPoolExecutor(1) as executor:
-        text = executor.submit(_load_text, checkpoint, config)
-        model = load_model(checkpoint, ops, max_positions=min(max_positions, spec.max_position_embeddings))
-        tokenizer, template = text.result()
+    model = load_model(checkpoint, ops, max_positions=min(max_positions, spec.max_position_embeddings))
+    tokenizer = tokenizer_of()
     if tokenizer.vocab_size > spec.vocab_size:
         raise CheckpointError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, more than the model's {spec.vocab_size}"
+            f"{opened.path}: the tokenizer has {tokenizer.vocab_size} tokens, more than the model's {spec.vocab_size}"
         )
     packed = time.perf_counter()
     kv_size = size_kv(config, model, ops, tokenizer.vocab_size)
-    kv = ops.make_kv(model.kv_layout, kv_size.num_blocks, config.block_size)
-    grammars = Grammars(lambda: grammar_vocabulary(tokenizer))
     runner = ModelRunner(
         model,
         ops,
-        kv,
+        ops.make_kv(model.kv_layout, kv_size.num_blocks, config.block_size),
         max_num_seqs=config.max_num_seqs,
         max_model_len=kv_size.max_model_len,
         vocab_size=tokenizer.vocab_size,
@@ -92,37 +148,46 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=kv_size.max_model_len,
-        max_waiting=config.max_waiting,
         queue_timeout=config.queue_timeout,
         admission_age_limit=config.admission_age_limit,
         decode_blocks_ahead=config.decode_blocks_ahead,
     )
     manager = KvManager(kv_size.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    logger.info(
+        "%s: packed in %.2f s, sized in %.2f s; %s in memory; numerics %s",
+        config.model, packed - begin, time.perf_counter() - packed, gib(resident_memory()), ops.numerics,
+    )  # fmt: skip
+    facts = EngineFacts(kv_size.max_model_len, kv_size.num_blocks, ops.numerics)
+    return Runtime(Engine(Scheduler(limits, manager), runner), facts)
+
+
+def describe_model(
+    config: EngineConfig,
+    opened: OpenModel,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    grammars: Grammars,
+    facts: EngineFacts,
+) -> ModelInfo:
+    """What the front knows of the model. Raises ConfigError for settings of its formats that do not fit."""
     sources = "" if template is None else template.sources
-    eos = tuple(sorted({*tokenizer.eos_ids, *spec.eos_token_ids}))
-    info = ModelInfo(
+    return ModelInfo(
         name=config.model,
         tokenizer=tokenizer,
         chat_template=template,
         thinking=_thinking_tags(config, tokenizer, template),
-        eos_token_ids=eos,
-        max_model_len=kv_size.max_model_len,
+        eos_token_ids=tuple(sorted({*tokenizer.eos_ids, *opened.spec.eos_token_ids})),
+        max_model_len=facts.max_model_len,
         max_logprobs=config.max_logprobs,
         logprobs_mode=LogprobsMode(config.logprobs_mode),
-        max_cached_tokens=kv_size.num_blocks * config.block_size,
-        default_params=_generation_defaults(checkpoint.generation_config),
+        max_cached_tokens=facts.num_blocks * config.block_size,
+        default_params=_generation_defaults(opened.checkpoint.generation_config),
         formats=answer_formats(
             _reasoning_format(config, sources), tool_format(config.tool_call_parser, sources), tokenizer
         ),
         grammars=grammars,
-        numerics=ops.numerics,
+        numerics=facts.numerics,
     )
-    logger.info(
-        "%s: opened in %.2f s, packed in %.2f s, sized in %.2f s; %s in memory; numerics %s; end tokens %s",
-        config.model, opened - begin, packed - opened, time.perf_counter() - packed,
-        gib(resident_memory()), ops.numerics, eos,
-    )  # fmt: skip
-    return LoadedEngine(Engine(Scheduler(limits, manager), runner), info)
 
 
 def grammar_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -131,12 +196,8 @@ def grammar_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokens, tokenizer.special_ids, tokenizer.plain_encoder())
 
 
-def _load_text(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:
-    from paceline.text.chat_template import load_chat_template  # Jinja's import is best done beside the packing, too
-
-    tokenizer = load_tokenizer(checkpoint, None if config.tokenizer is None else Path(config.tokenizer))
-    override = None if config.chat_template is None else Path(config.chat_template)
-    return tokenizer, load_chat_template(checkpoint, tokenizer, override)
+def _load_tokenizer(opened: OpenModel, config: EngineConfig) -> Tokenizer:
+    return load_tokenizer(opened.checkpoint, None if config.tokenizer is None else Path(config.tokenizer))
 
 
 def _thinking_tags(config: EngineConfig, tokenizer: Tokenizer, template: ChatTemplate | None) -> ThinkingTags | None:

@@ -29,7 +29,7 @@ class ModelInfo:
     max_cached_tokens: tokens that the key-value store holds.
     default_params: sampling defaults of the model's generation config, by their names in SamplingParams.
     formats: how the model writes thinking and tool calls.
-    grammars: compiles what structured output asks for; the runner has the same.
+    grammars: compiles what structured output asks for; the runner has its own.
     numerics: names everything that may change a bit of the results.
     """
 

@@ -1,35 +1,66 @@
-"""The engine on a thread of its own, for callers that run on an asyncio loop.
+"""The front of an engine, for callers that run on an asyncio loop.
 
-The thread alone touches scheduler and runner. Commands reach it through a queue and are carried out between steps;
-news go back to the loop in one call for each step.
+The engine itself is at the other end of a link, on a thread or in a process of its own, and knows token ids alone.
+Here are the texts, the streams, and the journal with which a lost engine is replaced: its successor goes on with every
+sequence where its caller left off, and by the one rule that a sequence's tokens depend on nothing but itself the
+answers are those that they would have been.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import random
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
+from paceline.config import EngineConfig
 from paceline.engine.intake import Intake, accept
-from paceline.engine.load import LoadedEngine
+from paceline.engine.journal import Journal
+from paceline.engine.links import EngineLink, Launcher
+from paceline.engine.messages import (
+    Abort,
+    EngineFacts,
+    EngineStats,
+    FromEngine,
+    Ping,
+    Ready,
+    ResetPrefixCache,
+    StepBegins,
+    StepEnds,
+)
 from paceline.engine.model_info import ModelInfo
 from paceline.engine.outputs import ChoiceDelta
 from paceline.engine.prompts import encode_chat, encode_prompt
 from paceline.engine.text_side import RequestUpdate, TextSide
-from paceline.errors import RequestError
+from paceline.errors import ENGINE_LOST, ConfigError, EngineUnavailable, QueueFull, RequestError
 from paceline.sampling_params import SamplingParams
 from paceline.text.answer_parser import Thinking
-from paceline.types import TokenLogprobs
+from paceline.types import FinishReason, TokenEvent, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
-Command = Callable[[], None]
+LOST_ENGINES = 5
+"""Engines lost in a row without one step carried out, that end the sequences in flight; and, at the load, all hope."""
+RELAUNCH_SECONDS = 0.5
+"""The wait before an engine is launched again that did not even load, doubled each time."""
+
+
+class EngineState(StrEnum):
+    """What a front can say of its engine.
+
+    RECOVERING: it was lost, and its successor loads; requests are accepted and wait for it. SLEEPING: it was put to
+    sleep, its memory is free; requests in flight wait, new ones are refused. FAILED: it cannot be brought back.
+    """
+
+    STOPPED = "stopped"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    SLEEPING = "sleeping"
+    FAILED = "failed"
 
 
 class RequestStream:
@@ -39,12 +70,12 @@ class RequestStream:
     early does not stop the work; call :meth:`abort`, which is always safe.
     """
 
-    def __init__(self, intake: Intake, abort: Callable[[str], object]) -> None:
+    def __init__(self, intake: Intake, engine: AsyncEngine) -> None:
         self.request_id = intake.request_id
         self.prompt_token_ids = intake.prompt_token_ids
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
-        self._abort = abort
+        self._engine = engine
         self._open_choices = len(intake.requests)
         self._updates: asyncio.Queue[RequestUpdate] = asyncio.Queue()
 
@@ -62,26 +93,53 @@ class RequestStream:
         return update.delta
 
     def abort(self) -> None:
-        self._abort(self.request_id)
+        self._engine.abort(self.request_id)
 
     def deliver(self, update: RequestUpdate) -> None:
         self._updates.put_nowait(update)
 
 
-class AsyncEngine:
-    """Serves requests concurrently. Create it anywhere; :meth:`start` and the rest belong to one asyncio loop."""
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One replacement of a lost engine: ``seconds`` from the loss until its successor was ready."""
 
-    def __init__(self, loaded: LoadedEngine, *, seed: int | None = None) -> None:
-        self._engine = loaded.engine
-        self._info = loaded.info
-        self._seeds = random.Random(seed)
-        self._text = TextSide(loaded.info, loaded.engine.abort)
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+    reason: str
+    seconds: float
+    num_resumed: int
+
+
+class AsyncEngine:
+    """Serves requests concurrently. Create it anywhere; :meth:`start` and the rest belong to one asyncio loop.
+
+    Args:
+        info: the model.
+        config: the settings with which ``launch`` starts an engine; those that a first start has found out stay fixed,
+            so that every successor has the same limits.
+        link: an engine that is loaded or loading.
+        launch: starts its successors.
+    """
+
+    def __init__(self, info: ModelInfo, config: EngineConfig, link: EngineLink, launch: Launcher) -> None:
+        self._info = info
+        self._config = config
+        self._link = link
+        self._launch = launch
+        self._seeds = random.Random(config.seed)
+        self._journal = Journal()
+        self._text = TextSide(info, self._drop)
         self._streams: dict[str, RequestStream] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._failure: str | None = None
-        self._stopping = False
+        self._stats = EngineStats()
+        self._state = EngineState.STOPPED
+        self._failure = ""
+        self._is_ready = False
+        self._settled = asyncio.Event()
+        self._last_sign = 0.0
+        self._lost_at: float | None = None
+        self._lost_because = ""
+        self._num_lost_in_a_row = 0
+        self._keeper: asyncio.Task[None] | None = None
+        self._recovering: asyncio.Task[None] | None = None
+        self.recoveries: list[Recovery] = []
         self.created = int(time.time())
 
     # ---- what the model is
@@ -107,6 +165,10 @@ class AsyncEngine:
         return self._info
 
     @property
+    def config(self) -> EngineConfig:
+        return self._config
+
+    @property
     def template_variables(self) -> frozenset[str]:
         """What the chat template looks up, and so what a caller can tell it."""
         return frozenset() if self._info.chat_template is None else self._info.chat_template.variables
@@ -125,25 +187,75 @@ class AsyncEngine:
 
     # ---- life
 
-    def start(self) -> None:
-        """Start the thread; deltas are delivered on the running loop."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._serve, name="paceline-engine", daemon=True)
-        self._thread.start()
+    async def start(self) -> None:
+        """Take up the link; deltas are delivered on the running loop."""
+        self._state = EngineState.RECOVERING
+        self._last_sign = time.monotonic()
+        await self._link.attach(self._receive)
+        if self._link.can_be_killed:
+            self._keeper = asyncio.create_task(self._keep_watch())
 
     async def stop(self) -> None:
-        """End every request with ``FinishReason.ABORT``, then the thread."""
-        if self._thread is None:
+        """End every request with ``FinishReason.ABORT``, then the engine."""
+        if self._state is EngineState.STOPPED:
             return
-        for request_id in list(self._streams):
-            self.abort(request_id)
-        self._commands.put(self._stop_serving)
-        await asyncio.to_thread(self._thread.join)
-        self._thread = None
+        self.abort_all()
+        was, self._state = self._state, EngineState.STOPPED
+        self._failure = ""
+        for task in (self._keeper, self._recovering):
+            if task is not None:
+                task.cancel()
+        if was in (EngineState.RUNNING, EngineState.RECOVERING):
+            await self._link.stop()
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
 
     @property
     def is_healthy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and self._failure is None
+        """Whether requests are answered, or will be without anybody's doing."""
+        return self._state in (EngineState.RUNNING, EngineState.RECOVERING)
+
+    def check_available(self) -> None:
+        """Raises EngineUnavailable if requests are refused."""
+        if not self.is_healthy:
+            raise EngineUnavailable(f"the engine is {self._state}" + (f": {self._failure}" if self._failure else ""))
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's own, after its latest step."""
+        return self._stats
+
+    def in_flight(self) -> list[tuple[str, int, int, bool]]:
+        """(id, prompt tokens, output tokens, whether it was in the latest step) of every sequence."""
+        return self._journal.in_flight()
+
+    async def sleep(self) -> None:
+        """Give back the engine's memory. What is in flight waits, and goes on after :meth:`wake_up`."""
+        if self._state is not EngineState.RUNNING:
+            raise EngineUnavailable(f"the engine is {self._state}")
+        self._state = EngineState.SLEEPING
+        self._failure = "POST /wake_up brings it back"
+        self._is_ready = False
+        self._settled.clear()
+        self._journal.step_begins(())
+        self._journal.engine_lost()
+        await self._link.stop()
+
+    async def wake_up(self) -> None:
+        """Load the model again. Returns once the engine runs. Raises EngineUnavailable if it does not sleep."""
+        if self._state is not EngineState.SLEEPING:
+            raise EngineUnavailable(f"the engine is {self._state}")
+        self._state = EngineState.RECOVERING
+        await self._relaunch()
+        await self._settled.wait()
+        self.check_available()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        if self._is_ready:
+            self._link.send(ResetPrefixCache())
 
     # ---- requests
 
@@ -185,10 +297,9 @@ class AsyncEngine:
     ) -> RequestStream:
         """Queue a request (see :func:`~paceline.engine.intake.accept`).
 
-        Returns once it is accepted; raises RequestError or QueueFull if it is not.
+        Returns once it is accepted; raises RequestError, QueueFull or EngineUnavailable if it is not.
         """
-        if self._failure is not None or self._thread is None:
-            raise RuntimeError(f"the engine does not run: {self._failure or 'not started'}")
+        self.check_available()
         # Not on the loop: the tokenizer, which stop strings and bad words need, may be busy with a long prompt.
         intake = await asyncio.to_thread(
             accept,
@@ -202,78 +313,81 @@ class AsyncEngine:
             thinking=thinking,
             shown_ids=shown_ids,
         )
+        self.check_available()
         if request_id in self._streams:
             raise RequestError(f"a request with the id {request_id!r} is running", "request_id")
-        stream = RequestStream(intake, self.abort)
+        self._check_queue(len(intake.requests))
+        stream = RequestStream(intake, self)
         self._streams[request_id] = stream
-        accepted: Future[None] = Future()
-        self._commands.put(lambda: self._admit(intake, accepted))
-        try:
-            await asyncio.wrap_future(accepted)
-        except BaseException:
-            self.abort(request_id)
-            self._streams.pop(request_id, None)
-            raise
+        self._text.add(intake)
+        self._journal.open(intake.requests)
+        self._send_due()
         return stream
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state it is; False if none of this id runs. Safe to repeat."""
-        known = request_id in self._streams
-        self._commands.put(lambda: self._cancel(request_id))
-        return known
+        choices = self._text.open_choices(request_id)
+        for choice in choices:
+            self._drop(choice)
+        self._hand_out(self._text.update([TokenEvent(each, finish_reason=FinishReason.ABORT) for each in choices]))
+        return bool(choices)
 
-    # ---- the engine's thread
+    def abort_all(self) -> None:
+        for request_id in list(self._streams):
+            self.abort(request_id)
 
-    def _admit(self, intake: Intake, accepted: Future[None]) -> None:
-        if not accepted.set_running_or_notify_cancel():
-            return  # the caller has gone meanwhile
-        added: list[str] = []
-        try:
-            for request in intake.requests:
-                self._engine.add(request)
-                added.append(request.request_id)
-        except Exception as error:
-            for choice in added:
-                self._engine.abort(choice)
-            accepted.set_exception(error)
-            return
-        self._text.add(intake)
-        accepted.set_result(None)
+    def _check_queue(self, num_new: int) -> None:
+        """Raises QueueFull. Whoever can have a slot at once does not count as waiting."""
+        most, slots = self._config.max_waiting, self._config.max_num_seqs
+        waiting = len(self._journal) - slots
+        if most is not None and waiting + num_new > most:
+            raise QueueFull(
+                f"{max(waiting, 0)} requests wait already, and {num_new} more would be too many (max_waiting is {most})"
+            )
 
-    def _cancel(self, request_id: str) -> None:
-        for choice in self._text.open_choices(request_id):
-            self._engine.abort(choice)
+    # ---- the link
 
-    def _serve(self) -> None:
-        try:
-            while not self._stopping or self._engine.has_work:
-                self._run_commands(wait=not self._engine.has_work)
-                if self._engine.has_work:
-                    self._deliver(self._text.update(self._engine.step()))
-        except Exception as error:
-            logger.exception("the engine's thread failed")
-            self._fail(f"the engine failed: {error}")
+    def _receive(self, message: FromEngine | None) -> None:
+        self._last_sign = time.monotonic()
+        if isinstance(message, StepEnds):
+            self._num_lost_in_a_row = 0
+            self._stats = message.stats
+            for event in message.events:
+                self._journal.record(event)
+            self._hand_out(self._text.update(message.events))
+            if self._journal.has_due:
+                self._send_due()
+        elif isinstance(message, StepBegins):
+            self._journal.step_begins(message.request_ids)
+        elif isinstance(message, Ready):
+            self._begin(message.facts)
+        elif message is None:
+            self._lose(self._link.ended_by())
 
-    def _run_commands(self, *, wait: bool) -> None:
-        """Carry out what is in the queue; with ``wait``, sleep until there is something."""
-        if wait and not self._stopping:
-            self._commands.get()()
-        while not self._commands.empty():
-            self._commands.get()()
+    def _begin(self, facts: EngineFacts) -> None:
+        self._config = replace(self._config, max_model_len=facts.max_model_len, num_kv_blocks=facts.num_blocks)
+        self._is_ready = True
+        self._state = EngineState.RUNNING
+        self._settled.set()
+        if self._lost_at is not None:
+            recovery = Recovery(self._lost_because, time.monotonic() - self._lost_at, len(self._journal))
+            self._lost_at = None
+            self.recoveries.append(recovery)
+            logger.warning(
+                "the engine is back after %.2f s; %d sequences go on", recovery.seconds, recovery.num_resumed
+            )
+        self._send_due()
 
-    def _stop_serving(self) -> None:
-        self._stopping = True
+    def _send_due(self) -> None:
+        if self._is_ready:
+            for submit in self._journal.take_due():
+                self._link.send(submit)
 
-    def _fail(self, message: str) -> None:
-        """The thread cannot go on: end every stream with an error, so that no caller waits for ever."""
-        self._failure = message
-        self._deliver(self._text.fail_all(message))
-
-    def _deliver(self, updates: list[RequestUpdate]) -> None:
-        if updates and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._hand_out, updates)
-
-    # ---- back on the loop
+    def _drop(self, choice_id: str) -> None:
+        """Nobody wants this sequence any more."""
+        self._journal.close(choice_id)
+        if self._is_ready:
+            self._link.send(Abort(choice_id))
 
     def _hand_out(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
@@ -283,3 +397,57 @@ class AsyncEngine:
             stream.deliver(update)
             if update.last:
                 del self._streams[update.request_id]
+
+    # ---- recovery
+
+    def _lose(self, why: str) -> None:
+        """The engine is gone, or has to go: launch its successor."""
+        was_ready, self._is_ready = self._is_ready, False
+        self._settled.clear()
+        self._link.kill()
+        self._state = EngineState.RECOVERING
+        if self._lost_at is None:
+            self._lost_at, self._lost_because = time.monotonic(), why
+        logger.error("the engine was lost (%s); %d sequences wait for its successor", why, len(self._journal))
+        given_up = self._journal.engine_lost()
+        for choice in given_up:
+            self._end_with_error(choice, f"{ENGINE_LOST} while it ran this request ({why})")
+        self._num_lost_in_a_row = 0 if given_up else self._num_lost_in_a_row + 1
+        if self._num_lost_in_a_row >= LOST_ENGINES:
+            self._fail_all(f"{self._num_lost_in_a_row} engines were lost before they carried out a step ({why})")
+            if not was_ready:
+                self._state, self._failure = EngineState.FAILED, why
+                self._settled.set()
+                logger.error("no engine can be launched any more: %s", why)
+                return
+        wait = 0.0 if was_ready else RELAUNCH_SECONDS * 2.0**self._num_lost_in_a_row
+        self._recovering = asyncio.create_task(self._relaunch(wait))
+
+    async def _relaunch(self, wait: float = 0.0) -> None:
+        await asyncio.sleep(wait)
+        try:
+            self._link = self._launch(self._config)
+            self._last_sign = time.monotonic()
+            await self._link.attach(self._receive)
+        except (OSError, ConfigError) as error:
+            self._lose(str(error))
+
+    def _end_with_error(self, choice: str, message: str) -> None:
+        self._journal.close(choice)
+        self._hand_out(self._text.update([TokenEvent(choice, finish_reason=FinishReason.ERROR, error=message)]))
+
+    def _fail_all(self, message: str) -> None:
+        for choice, *_ in self._journal.in_flight():
+            self._end_with_error(choice, message)
+
+    async def _keep_watch(self) -> None:
+        """Replace an engine that gives no sign of life within ``engine_timeout``; it answers pings between steps."""
+        timeout = self._config.engine_timeout
+        while True:
+            await asyncio.sleep(timeout / 4)
+            if self._state is not EngineState.RUNNING:
+                continue
+            if time.monotonic() - self._last_sign > timeout:
+                self._lose(f"no sign of life for {timeout:g} s (engine_timeout)")
+            else:
+                self._link.send(Ping())

@@ -92,6 +92,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--shutdown-timeout", type=float, default=10.0, help="seconds that running requests have at the end [10]"
     )
+    group.add_argument(
+        "--in-process", action="store_true", help="no process of its own for the engine: its death is the server's"
+    )
     add_engine_flags(parser)
     _add_log_level(parser, "info")
 

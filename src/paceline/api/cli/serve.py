@@ -7,8 +7,7 @@ import argparse
 from paceline.api.cli.flags import engine_config
 from paceline.api.server import ServerConfig, run_server
 from paceline.config import read_environment
-from paceline.engine.load import load_engine
-from paceline.engine.service import AsyncEngine
+from paceline.engine.launch import launch_engine
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -23,5 +22,5 @@ def serve(args: argparse.Namespace) -> int:
         shutdown_timeout=args.shutdown_timeout,
         served_model_names=tuple(args.served_model_name or (args.model,)),
     )
-    run_server(AsyncEngine(load_engine(config), seed=config.seed), server)
+    run_server(launch_engine(config, in_process=args.in_process), server)
     return 0

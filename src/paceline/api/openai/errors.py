@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from paceline.api.openai.json_text import to_json
-from paceline.errors import QueueFull, RequestError
+from paceline.errors import EngineUnavailable, QueueFull, RequestError
 
 RETRY_AFTER_SECONDS = 1
 
@@ -60,6 +60,8 @@ def as_api_error(error: Exception) -> ApiError | None:
         )
     if isinstance(error, RequestError):
         return ApiError(400, str(error), param=error.param)
+    if isinstance(error, EngineUnavailable):
+        return ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
     if isinstance(error, ValidationError):
         return _from_validation(error)
     return None

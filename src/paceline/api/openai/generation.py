@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from paceline.api.openai.errors import ApiError
+from paceline.api.openai.errors import RETRY_AFTER_SECONDS, ApiError
 from paceline.api.openai.requests import MAX_SEQUENCES, StreamOptions, Wanted
 from paceline.api.openai.service import Service
 from paceline.engine.outputs import ChoiceDelta
-from paceline.errors import GRAMMAR_FAILED, NO_TOKEN_LEFT, RequestError
+from paceline.errors import ENGINE_LOST, GRAMMAR_FAILED, NO_TOKEN_LEFT, WAITED_TOO_LONG, RequestError
 from paceline.text.answer_parser import Thinking
 from paceline.types import FinishReason
 
@@ -71,6 +71,11 @@ class Generation:
                     raise ApiError(400, NO_TOKEN_LEFT, param="bad_words")
                 if delta.error is not None and delta.error.startswith(GRAMMAR_FAILED):
                     raise ApiError(400, delta.error, param="structured_outputs")
+                if delta.error is not None and delta.error.startswith(WAITED_TOO_LONG):
+                    retry = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+                    raise ApiError(503, delta.error, code="queue_timeout", headers=retry)
+                if delta.error is not None and delta.error.startswith(ENGINE_LOST):
+                    raise ApiError(500, delta.error, code="engine_lost")
                 raise ApiError(500, delta.error or "the engine gave this request up", code="generation_failed")
             self._completion_tokens += len(delta.token_ids)
             self._num_open -= delta.finish_reason is not None
@@ -141,9 +146,9 @@ async def generating(
 
     ``thinking`` and ``shown_ids`` are those of :func:`~paceline.engine.intake.accept`.
 
-    Raises RequestError and QueueFull if one of them is not accepted (then none is), ApiError 503 for a dead engine.
+    Raises RequestError and QueueFull if one of them is not accepted (then none is), EngineUnavailable.
     """
-    service.check_healthy()
+    service.engine.check_available()
     body, params = wanted.body, wanted.params
     if len(prompts) * params.n > MAX_SEQUENCES:
         raise RequestError(

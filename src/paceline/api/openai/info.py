@@ -11,6 +11,7 @@ from paceline import __version__
 from paceline.api.openai.json_text import to_json
 from paceline.api.openai.requests import MAX_SEQUENCES, AbortBody
 from paceline.api.openai.service import Service
+from paceline.engine.service import EngineState
 from paceline.sampling_params import MAX_CHOICES, MAX_STOP_STRINGS
 
 
@@ -36,9 +37,12 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 
 def health(service: Service) -> Response:
-    """200 while the engine can take requests. Raises ApiError 503 once it cannot."""
-    service.check_healthy()
-    return Response(to_json({"status": "ok"}), media_type="application/json")
+    """The engine's state: 200 while it takes requests or sleeps on purpose, 503 once it cannot run again by itself."""
+    state = service.engine.state
+    if state is not EngineState.SLEEPING:
+        service.engine.check_available()
+    status = "ok" if state is EngineState.RUNNING else state.value
+    return Response(to_json({"status": status}), media_type="application/json")
 
 
 def version(service: Service) -> Response:
@@ -63,3 +67,20 @@ async def abort(service: Service, request: Request) -> Response:
     body = AbortBody.model_validate(await service.read_object(request))
     answer = {"request_id": body.request_id, "aborted": service.running.abort(body.request_id)}
     return Response(to_json(answer), media_type="application/json")
+
+
+async def sleep(service: Service) -> Response:
+    """Give the engine's memory back; what is in flight waits. Raises EngineUnavailable unless it runs."""
+    await service.engine.sleep()
+    return health(service)
+
+
+async def wake_up(service: Service) -> Response:
+    """Load the model again; answers once it runs. Raises EngineUnavailable unless it sleeps."""
+    await service.engine.wake_up()
+    return health(service)
+
+
+def reset_prefix_cache(service: Service) -> Response:
+    service.engine.reset_prefix_cache()
+    return health(service)

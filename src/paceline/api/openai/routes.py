@@ -53,6 +53,18 @@ def openai_routes(service: Service) -> APIRouter:
     async def health() -> Response:
         return info.health(service)
 
+    @router.post("/sleep")
+    async def sleep() -> Response:
+        return await info.sleep(service)
+
+    @router.post("/wake_up")
+    async def wake_up() -> Response:
+        return await info.wake_up(service)
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        return info.reset_prefix_cache(service)
+
     @router.get("/ping")
     @router.post("/ping")
     async def ping() -> Response:

@@ -67,11 +67,6 @@ class Service:
         longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
         return self.engine.max_model_len * longest
 
-    def check_healthy(self) -> None:
-        """Raises ApiError 503 if the engine cannot take requests, nor ever will."""
-        if not self.engine.is_healthy:
-            raise ApiError(503, "the engine does not run", code="unhealthy")
-
     def served_name(self, asked: str | None) -> str:
         """The name that the answer carries. Raises ApiError 404 for a model that is not served."""
         if asked is None:
