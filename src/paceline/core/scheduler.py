@@ -296,6 +296,7 @@ class Scheduler:
             num_computed=request.num_computed,
             blocks=tuple(request.blocks),
             rules=request.rules,
+            adapter=request.adapter,
         )
 
     # ---- committing

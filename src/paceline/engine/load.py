@@ -19,8 +19,11 @@ from paceline.core.scheduler import Scheduler, SchedulerLimits
 from paceline.engine.engine import Engine
 from paceline.engine.model_info import ModelInfo
 from paceline.errors import CheckpointError, ConfigError, RequestError
+from paceline.models.decoder import Adapter
+from paceline.models.lora import load_adapter
 from paceline.models.registry import read_spec
 from paceline.models.weights import has_dense_matrices, load_model
+from paceline.ops.api import Ops
 from paceline.ops.select import make_ops
 from paceline.runner.memory import gib, resident_memory
 from paceline.runner.profile import size_kv
@@ -66,11 +69,14 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
             "they are quantised already"
         )
     max_positions = config.max_model_len or spec.max_position_embeddings
+    # Before the model, which takes longer: what is wrong with an adapter is told at once.
+    adapters = _load_adapters(config.lora or {}, checkpoint, ops)
     # Packing is native code, which leaves the interpreter to the text side.
     with ThreadPoolExecutor(1) as executor:
         text = executor.submit(_load_text, checkpoint, config)
         model = load_model(checkpoint, ops, max_positions=min(max_positions, spec.max_position_embeddings))
         tokenizer, template = text.result()
+    model = replace(model, adapters=adapters)
     if tokenizer.vocab_size > spec.vocab_size:
         raise CheckpointError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, more than the model's {spec.vocab_size}"
@@ -116,6 +122,7 @@ def load_engine(config: EngineConfig, *, progress: bool = True) -> LoadedEngine:
         ),
         grammars=grammars,
         numerics=ops.numerics,
+        adapters=dict(config.lora or {}),
     )
     logger.info(
         "%s: opened in %.2f s, packed in %.2f s, sized in %.2f s; %s in memory; numerics %s; end tokens %s",
@@ -129,6 +136,14 @@ def grammar_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     """The tokens as grammars see them."""
     tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
     return Vocabulary(tokens, tokenizer.special_ids, tokenizer.plain_encoder())
+
+
+def _load_adapters(folders: Mapping[str, str], checkpoint: Checkpoint, ops: Ops) -> dict[str, Adapter]:
+    adapters = {}
+    for name, folder in folders.items():
+        adapters[name] = load_adapter(Path(folder), checkpoint, ops)
+        logger.info("adapter %s: %s, from %s", name, gib(adapters[name].nbytes), folder)
+    return adapters
 
 
 def _load_text(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:

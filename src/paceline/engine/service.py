@@ -180,6 +180,7 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         thinking: Thinking = Thinking.OFF,
         shown_ids: frozenset[int] = frozenset(),
     ) -> RequestStream:
@@ -199,6 +200,7 @@ class AsyncEngine:
             seed_source=self._seeds,
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
             thinking=thinking,
             shown_ids=shown_ids,
         )
