@@ -26,6 +26,8 @@ def test_each_limit_is_allowed_and_what_lies_beyond_is_refused_by_name(name: str
         ("memory_utilization", "x"), ("memory_utilization", True), ("memory_utilization", float("nan")),
         ("queue_timeout", "x"), ("enable_prefix_caching", "x"), ("enable_prefix_caching", 1), ("seed", 1.5),
         ("seed", "x"), ("tokenizer", 5), ("chat_template", 5), ("ops", None), ("max_logprobs", None),
+        ("lora", "a=b"), ("lora", ["a"]), ("lora", {"a": 5}), ("lora", {5: "a"}), ("lora", {"": "a"}),
+        ("lora", {"a": ""}),
     ],
 )  # fmt: skip
 def test_a_wrong_type_is_refused_by_name(name: str, value: Any) -> None:
@@ -49,6 +51,12 @@ def test_the_model_is_a_name() -> None:
     for wrong in (None, 5):
         with pytest.raises(ConfigError, match="model"):
             EngineConfig(wrong)  # type: ignore[arg-type]
+
+
+def test_adapters_are_folders_by_name() -> None:
+    assert EngineConfig("m", lora={"a": "b"}).lora == {"a": "b"}
+    with pytest.raises(ConfigError, match="lora must be Mapping or None"):
+        EngineConfig("m", lora=5)  # type: ignore[arg-type]
 
 
 def test_whole_numbers_do_for_fractions() -> None:

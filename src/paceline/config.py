@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_origin, get_type_hints
 
 from paceline.errors import ConfigError
 
@@ -52,6 +53,8 @@ class EngineConfig:
         ops: which implementation of the operations runs the model: "auto" or one of ``paceline.ops``.
         quantization: "int8" or "int4" packs matrices that are stored in 32 or 16 bits in that form, in groups of 32
             weights (the output head never below int8); None keeps each matrix as it is stored.
+        lora: folders of LoRA adapters by the names under which requests ask for them; on the command line NAME=PATH,
+            once for each.
         max_model_len: tokens of prompt and output together; None takes the model's own limit, lowered if memory asks.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens computed in one step, at most.
@@ -84,6 +87,7 @@ class EngineConfig:
     thinking_close: str | None = None
     ops: str = "auto"
     quantization: str | None = None
+    lora: Mapping[str, str] | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -107,6 +111,7 @@ class EngineConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             options = getattr(types[field.name], "__args__", (types[field.name],))
+            options = tuple(get_origin(option) or option for option in options)
             # A bool is an int to Python, but True is no number of anything.
             kinds = (*options, int) if float in options and not isinstance(value, bool) else options
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in options):
@@ -117,6 +122,9 @@ class EngineConfig:
                 raise ConfigError(f"{field.name} must be from {low} to {high}, not {value}")
             if field.name in CHOICES and value not in CHOICES[field.name]:
                 raise ConfigError(f"{field.name} must be one of {', '.join(CHOICES[field.name])}, not {value!r:.60}")
+        for name, folder in (self.lora or {}).items():
+            if not (isinstance(name, str) and name and isinstance(folder, str) and folder):
+                raise ConfigError(f"lora must give folders by adapters' names, not {folder!r:.60} for {name!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class Slots:
         num_tokens, num_prompt, num_computed: [S]; see :class:`~paceline.types.SeqStart`. These and the following are
             looked at one by one, for which lists are faster.
         num_blocks: [S].
+        adapters: [S], the name of each sequence's adapter; None is the model itself.
         prompt_logprobs: [S], likeliest tokens wanted for each prompt position; -1 is the vocabulary, None is off.
     """
 
@@ -35,6 +36,7 @@ class Slots:
         self.num_prompt = [0] * max_num_seqs
         self.num_computed = [0] * max_num_seqs
         self.num_blocks = [0] * max_num_seqs
+        self.adapters: list[str | None] = [None] * max_num_seqs
         self.prompt_logprobs: list[int | None] = [None] * max_num_seqs
 
     def start(self, start: SeqStart) -> None:
@@ -46,6 +48,7 @@ class Slots:
         self.num_computed[slot] = start.num_computed
         self.block_tables[slot] = -1
         self.num_blocks[slot] = 0
+        self.adapters[slot] = start.adapter
         self.prompt_logprobs[slot] = start.rules.prompt_logprobs
         self.append_blocks(slot, start.blocks)
 

@@ -74,6 +74,23 @@ class RawTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class RawLora:
+    """A low-rank update of some outputs of a linear layer: ``scale`` * up @ down is added to their weights
+    (arXiv:2106.09685).
+
+    Attributes:
+        first: the first of the N outputs that it changes.
+        down: [r, K], from the layer's inputs.
+        up: [N, r].
+    """
+
+    first: int
+    down: RawTensor
+    up: RawTensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     """The heads of one attention layer. A fused row holds ``num_q`` query, ``num_kv`` key, ``num_kv`` value heads."""
 
@@ -100,6 +117,14 @@ class KvLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """The packed tokens ``rows`` [R] int32, ascending, that an adapter of the model is for."""
+
+    name: str
+    rows: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step's tokens, packed: the tokens of span 0, then those of span 1, and so on. T tokens, B spans.
 
@@ -111,6 +136,7 @@ class Batch:
         context_lens: [B] int32, tokens of the sequence that are in the store before this step.
         block_tables: [B, W] int32, store blocks of each sequence by position; unused entries are -1.
         logit_rows: [R] int32, packed tokens whose logits are wanted, ascending.
+        adapters: each adapter that tokens are computed with, once; no token has two.
     """
 
     token_ids: IntArray
@@ -120,6 +146,7 @@ class Batch:
     context_lens: IntArray
     block_tables: IntArray
     logit_rows: IntArray
+    adapters: tuple[AdapterRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,8 @@ class SeqStart:
     """A sequence takes a slot: sent once for each running life, so again after a preemption.
 
     ``tokens`` is prompt plus earlier output; ``num_prompt`` never changes. The first ``num_computed`` tokens are
-    already in ``blocks`` (a prefix hit). ``blocks`` are store blocks in order of position.
+    already in ``blocks`` (a prefix hit). ``blocks`` are store blocks in order of position. ``adapter`` is the name of
+    the adapter that the tokens are computed with; None is the model itself.
     """
 
     slot: int
@@ -115,6 +116,7 @@ class SeqStart:
     num_computed: int
     blocks: tuple[int, ...]
     rules: TokenRules
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

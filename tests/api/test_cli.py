@@ -56,6 +56,19 @@ def test_flags_take_dashes_and_underscores() -> None:
     assert not engine_config(dashes).enable_prefix_caching
 
 
+def test_adapters_are_given_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    parse = build_parser().parse_args
+    args = parse(["serve", "m", "--lora", "a_b=some/pa_th", "--lora=c=d=e"])
+    assert engine_config(args).lora == {"a_b": "some/pa_th", "c": "d=e"}
+    for wrong, message in (("a", "expected NAME=PATH, not 'a'"), ("=x", "expected"), ("a=", "expected")):
+        with pytest.raises(SystemExit):
+            parse(["serve", "m", "--lora", wrong])
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["serve", "m", "--lora", "a=x", "--lora", "a=y"])
+    assert "there are two adapters of the name 'a'" in capsys.readouterr().err
+
+
 def test_only_names_of_flags_are_respelt() -> None:
     assert dashed("--a_b=c_d") == "--a-b=c_d"
     assert [dashed(word) for word in ("a_b", "-a_b", "--", "---_")] == ["a_b", "-a_b", "--", "---_"]

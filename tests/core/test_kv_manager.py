@@ -118,6 +118,22 @@ def test_freed_blocks_stay_cached_until_their_room_is_needed_the_deepest_going_f
     assert tokens_cached_for(kv, tokens) == 4
 
 
+def test_requests_share_only_with_the_same_adapter() -> None:
+    kv = KvManager(8, 2)
+    tokens = [1, 2, 3]
+
+    def cached(adapter: str | None, salt: str = "") -> int:
+        return kv.match(Request("r", tokens, TokenRules(), cache_salt=salt, adapter=adapter))[1]
+
+    sequence = Request("r", tokens, TokenRules(), adapter="ours")
+    assert kv.start(sequence, reserve=0)
+    compute(kv, sequence)
+    assert cached("ours") == 2
+    assert (cached("theirs"), cached(None), cached("")) == (0, 0, 0)
+    # Neither can be spelt as the other.
+    assert (cached("ours", "salt"), cached(None, "ours"), cached("\ud800")) == (0, 0, 0)
+
+
 def test_a_start_takes_all_it_needs_or_nothing() -> None:
     kv = KvManager(4, 2)
     sequence = request([1] * 7)

@@ -23,7 +23,7 @@ from paceline.sample.grammar import Grammars, Vocabulary
 from paceline.structured_outputs import StructuredOutputs
 from paceline.types import REPETITION, FinishReason, LogprobsMode, ThinkingBudget, TokenEvent, TokenLogprobs, TokenRules
 from support import sampling_oracle as oracle
-from support.random_model import CONTEXT, VOCAB_SIZE, random_model
+from support.random_model import CONTEXT, VOCAB_SIZE, random_adapters, random_model
 
 TOKENIZER_SIZE = VOCAB_SIZE - 3
 """The head is wider than the tokenizer, as in real models."""
@@ -77,6 +77,10 @@ class Answer:
             self.finish = (event.finish_reason, event.stop_reason)
 
 
+def load(ops: Ops) -> Loaded:
+    return Loaded(ops, replace(random_model(ops), adapters=random_adapters(ops)))
+
+
 def make_engine(
     loaded: Loaded, *, num_blocks: int, block_size: int, prefix_caching: bool, limits: SchedulerLimits
 ) -> Engine:
@@ -106,7 +110,8 @@ def solo(alone: Loaded, request: Request) -> Answer:
 
 
 def copy_of(request: Request) -> Request:
-    return Request(request.request_id, list(request.tokens), request.rules, request.priority, request.cache_salt)
+    caching = request.cache_salt, request.adapter
+    return Request(request.request_id, list(request.tokens), request.rules, request.priority, *caching)
 
 
 def random_rules(rng: random.Random, num_prompt: int) -> TokenRules:
@@ -188,6 +193,7 @@ def random_requests(rng: random.Random) -> list[Request]:
                 rules,
                 priority=rng.choice([0, 0, 1]),
                 cache_salt=rng.choice(["", "", "other"]),
+                adapter=rng.choice([None, None, "wide", "few"]),
             )
         )
     return requests
@@ -248,17 +254,21 @@ def check_scenario(company: Loaded, alone: Loaded, seed: str) -> int:
 
 def test_the_scenarios_bring_every_control_to_bear() -> None:
     ops = CpuOps(1)
-    alone = Loaded(ops, random_model(ops))
-    repeated = forced = 0
+    alone = load(ops)
+    repeated = forced = adapted = 0
     for seed in range(30):
         for request in random_requests(random.Random(seed)):
             rules, answer = request.rules, solo(alone, request)
+            plain = copy_of(request)
+            plain.adapter = None
+            adapted += solo(alone, plain) != answer
             repeated += answer.finish == (FinishReason.STOP, REPETITION)
             if rules.thinking is not None:
                 histories = [answer.tokens[:count] for count in range(len(answer.tokens))]
                 forced += any(oracle.thinking_at(rules.thinking, request.tokens, h)[1] is not None for h in histories)
     assert repeated > 10
     assert forced > 5
+    assert adapted > 20
 
 
 @dataclass(frozen=True)
@@ -271,7 +281,7 @@ class Case:
 
     def load(self, threads: int) -> Loaded:
         ops = self.make(threads)
-        return Loaded(ops, random_model(ops))
+        return load(ops)
 
     def __str__(self) -> str:
         return f"{self.name}-{self.threads}"

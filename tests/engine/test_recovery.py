@@ -76,7 +76,7 @@ def test_a_request_that_no_engine_survives_is_given_up_and_the_others_go_on(text
             assert why in (bad[-1].error or "")
             assert [tokens_of(await each) for each in good] == alone
             assert engine.state is EngineState.RUNNING
-            assert len(engine.recoveries) == 3
+            assert len(engine.recoveries) == 4
             assert tokens_of(await answer(engine, "good 0", "after")) == alone[0]
 
     run(scene)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from paceline.ops.api import Activation, KvStore, Ops, RopeStyle, RopeTable, Routing, Scoring
-from paceline.tensors import Array, Encoding, FloatArray, Heads, KvLayout, RawTensor
+from paceline.tensors import Array, Encoding, FloatArray, Heads, KvLayout, RawLora, RawTensor
 from support.batches import Span, make_batch
 from support.implementations import Implementation, implementations
 from support.raw_tensors import decoded, random_tensor
@@ -190,6 +190,92 @@ def test_matrices_of_different_widths_cannot_be_stacked(ops: Ops, rng: np.random
 def test_biases_must_match_the_outputs(ops: Ops, rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match="bias"):
         ops.pack_linear([random_tensor((4, 32), Encoding.F32, rng)], [random_tensor((5,), Encoding.F32, rng)])
+
+
+# ---- low-rank updates
+
+
+def random_lora(rng: np.random.Generator, ranks: tuple[int, ...], encoding: Encoding = Encoding.F32) -> list[RawLora]:
+    """Updates of 24, 8 and 17 outputs of a layer of 96 inputs, with outputs between them that are left alone."""
+    shapes = zip((0, 30, 40), (24, 8, 17), ranks)
+    return [
+        RawLora(first, random_tensor((r, 96), encoding, rng), random_tensor((n, r), encoding, rng), 0.3 + first)
+        for first, n, r in shapes
+    ]
+
+
+@pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.F16, Encoding.BF16], ids=lambda e: e.label)
+@pytest.mark.parametrize("ranks", [(1,), (8, 8, 8), (16, 3), (33, 1, 64)], ids=str)
+def test_add_lora_adds_what_the_update_makes_of_its_rows(
+    ops: Ops, rng: np.random.Generator, ranks: tuple[int, ...], encoding: Encoding
+) -> None:
+    updates = random_lora(rng, ranks, encoding)
+    lora = ops.pack_lora(updates)
+    assert lora.nbytes >= sum(u.down.data.nbytes + u.up.data.nbytes for u in updates)
+    x, before = normal(rng, 7, 96), normal(rng, 7, 60)
+    rows = np.array([1, 2, 5], np.int32)
+    after = before.copy()
+    ops.add_lora(after, x, lora, rows)
+    expected = before.astype(np.float64)
+    for update in updates:
+        delta = x[rows].astype(np.float64) @ decoded(update.down).T @ decoded(update.up).T
+        expected[rows, update.first : update.first + len(decoded(update.up))] += update.scale * delta
+    assert_close(after, expected, 2e-2 if encoding is Encoding.BF16 else 2e-6)
+    untouched = np.ones_like(before, bool)
+    for update in updates:
+        untouched[rows, update.first : update.first + len(decoded(update.up))] = False
+    assert_same_bits(after[untouched], before[untouched])
+
+
+def test_the_order_of_a_low_rank_update_is_stated(ops: Ops, rng: np.random.Generator) -> None:
+    """The linear layers' own chains, with one rounding for the scale and one for the sum."""
+    [update] = random_lora(rng, (12,))
+    x, before = normal(rng, 5, 96), normal(rng, 5, 60)
+    z = ops.linear(x, ops.pack_linear([update.down])) * np.float32(update.scale)
+    expected = before.copy()
+    expected[:, :24] += ops.linear(z, ops.pack_linear([update.up]))
+    ops.add_lora(before, x, ops.pack_lora([update]), np.arange(5, dtype=np.int32))
+    assert_same_bits(before, expected)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.BF16], ids=lambda e: e.label)
+def test_a_low_rank_update_of_a_row_does_not_depend_on_the_others(
+    ops: Ops, rng: np.random.Generator, encoding: Encoding
+) -> None:
+    lora = ops.pack_lora(random_lora(rng, (8, 16, 5), encoding))
+    x, before = normal(rng, 70, 96), normal(rng, 70, 60)
+    whole = before.copy()
+    ops.add_lora(whole, x, lora, np.arange(70, dtype=np.int32))
+    for rows in ([3], [0, 1], list(range(17)), list(range(5, 70, 3))):
+        some = before.copy()
+        ops.add_lora(some, x, lora, np.array(rows, np.int32))
+        assert_same_bits(some[rows], whole[rows])
+
+
+def test_add_lora_leaves_the_sign_of_other_rows_zeros(ops: Ops, rng: np.random.Generator) -> None:
+    """To add a zero to every row would not: -0 + 0 is 0."""
+    lora = ops.pack_lora(random_lora(rng, (4,)))
+    y = np.full((3, 60), -0.0, np.float32)
+    ops.add_lora(y, normal(rng, 3, 96), lora, np.array([1], np.int32))
+    assert np.signbit(y[[0, 2]]).all()
+    assert not np.signbit(y[1, :24]).all()
+    ops.add_lora(y, normal(rng, 3, 96), lora, np.empty(0, np.int32))
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1])
+def test_add_lora_refuses_rows_that_are_not_there(ops: Ops, rng: np.random.Generator, bad: int) -> None:
+    lora = ops.pack_lora(random_lora(rng, (4,)))
+    y = normal(rng, 3, 60)
+    before = y.copy()
+    with pytest.raises(ValueError, match=str(bad)):
+        ops.add_lora(y, normal(rng, 3, 96), lora, np.array([0, bad], np.int32))
+    assert_same_bits(y, before)
+
+
+def test_halves_of_a_low_rank_update_must_have_the_same_rank(ops: Ops, rng: np.random.Generator) -> None:
+    [update] = random_lora(rng, (4,))
+    with pytest.raises(ValueError, match="4 inputs, but"):
+        ops.pack_lora([replace(update, down=random_tensor((5, 96), Encoding.F32, rng))])
 
 
 # ---- token vectors, norms, rotation, activations

@@ -18,7 +18,7 @@ from paceline.ops.cpu import CpuOps
 from paceline.ops.reference import ReferenceOps
 from paceline.tensors import Array, Batch, Encoding, FloatArray, Heads, IntArray, KvLayout
 from support.batches import Span, make_batch
-from support.random_model import VOCAB_SIZE, random_model
+from support.random_model import VOCAB_SIZE, random_adapters, random_model
 from support.raw_tensors import random_tensor
 
 BLOCK_SIZE = 16
@@ -95,6 +95,41 @@ def test_every_instruction_set_gives_the_bits_of_single_calls(isa: str, quantiza
     model = random_model(ops, hidden_size=160, intermediate_size=320, num_attention_heads=6)
     batches = random_batches(np.random.default_rng(4))
     assert_equal(run(captured(model, ops), ops, model, batches), run(model.forward, ops, model, batches))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_rows_beside_those_of_adapters_have_the_bits_of_the_program(num_threads: int) -> None:
+    ops = CpuOps(num_threads)
+    model = replace(random_model(ops), adapters=random_adapters(ops))
+    forward = captured(model, ops)
+    alone, beside = [], []
+    for adapter, outputs in ((None, alone), ("wide", beside)):
+        kv = ops.make_kv(model.kv_layout, NUM_BLOCKS, BLOCK_SIZE)
+        for start, count in ((0, 20), (20, 1), (21, 30)):
+            tokens = [(start + i) % VOCAB_SIZE for i in range(count)]
+            spans = [Span(range(8), start, count, tokens), Span(range(8, 16), start, count, tokens, adapter)]
+            outputs.append(forward(make_batch(spans, BLOCK_SIZE), kv))
+    for one, other in zip(alone, beside, strict=True):
+        half = len(one) // 2
+        assert_equal([one[:half]], [other[:half]])
+        assert_equal([one[:half]], [one[half:]])
+        assert not np.allclose(one[half:], other[half:], atol=0.01)
+
+
+def test_a_program_cannot_take_adapters() -> None:
+    ops = CpuOps(1)
+    lora = random_adapters(ops)["wide"].layers[0]["qkv"]
+
+    def build(to_call: LayerOps) -> Forward:
+        def forward(batch: Batch, kv: KvStore) -> FloatArray:  # noqa: ARG001
+            x = to_call.embed(batch.token_ids, Parts(ops).embedding)
+            to_call.add_lora(x, x, lora, batch.token_ids)
+            return x
+
+        return forward
+
+    with pytest.raises(ValueError, match="no adapters"):
+        ops.capture(build)
 
 
 class Parts:

@@ -27,6 +27,21 @@ def test_spans_are_packed_in_the_order_of_the_plan() -> None:
     assert batch.context_lens.tolist() == [0, 0, 1]
 
 
+def test_the_rows_of_each_adapter_are_told() -> None:
+    slots = Slots(4, 32, 4)
+    for slot, adapter in enumerate(["b", None, "a", "b"]):
+        slots.start(SeqStart(slot, tuple(range(8)), 8, 0, (2 * slot, 2 * slot + 1), TokenRules(), adapter))
+    batch = build_batch([SeqSpan(3, 0, 2), SeqSpan(1, 0, 3), SeqSpan(0, 4, 1), SeqSpan(2, 0, 2)], slots)
+    assert [(used.name, used.rows.tolist(), used.rows.dtype) for used in batch.adapters] == [
+        ("b", [0, 1, 5], np.int32),
+        ("a", [6, 7], np.int32),
+    ]
+    assert build_batch([SeqSpan(1, 0, 3)], slots).adapters == ()
+    slots.release(3)
+    slots.start(SeqStart(3, (1, 2), 2, 0, (0,), TokenRules()))
+    assert build_batch([SeqSpan(3, 0, 2)], slots).adapters == ()
+
+
 def test_each_token_goes_to_its_row_of_the_store() -> None:
     slots = make_slots(8, 7)
     batch = build_batch([SeqSpan(1, 2, 4)], slots)
@@ -85,5 +100,5 @@ def test_output_tokens_are_not_scored_after_a_preemption() -> None:
 
 def test_all_arrays_are_int32() -> None:
     batch = build_batch([SeqSpan(0, 0, 3)], make_slots(3))
-    for name in batch.__slots__:
+    for name in set(batch.__slots__) - {"adapters"}:
         assert getattr(batch, name).dtype == np.int32, name

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
+from paceline.ops.cpu import CpuOps
 from paceline.ops.reference import ReferenceOps
 from paceline.runner.profile import KvSize, measure_largest_step, size_kv
-from support.random_model import CONTEXT, VOCAB_SIZE, random_model
+from support.random_model import CONTEXT, VOCAB_SIZE, random_adapters, random_model
 
 # Two layers of two key-value heads of 32 elements, float32, keys and values: 2 * 2 * 2 * 32 * 4 bytes a token.
 TOKEN_BYTES = 1024
@@ -47,6 +50,15 @@ def test_memory_for_not_even_one_block_is_refused() -> None:
 def test_a_context_beyond_the_models_own_is_refused() -> None:
     with pytest.raises(ConfigError, match=f"exceeds the model's own limit of {CONTEXT}"):
         sized(max_model_len=CONTEXT + 1)
+
+
+def test_the_largest_step_counts_what_adapters_take() -> None:
+    """Called one by one, the operations do not work in the memory that a captured pass keeps: there are both."""
+    ops = CpuOps(1)
+    config, model = EngineConfig("random", max_num_batched_tokens=512), random_model(ops)
+    plain = measure_largest_step(config, model, ops, VOCAB_SIZE)
+    adapted = measure_largest_step(config, replace(model, adapters=random_adapters(ops)), ops, VOCAB_SIZE)
+    assert adapted > plain + 512 * 96 * 4
 
 
 def test_the_largest_step_grows_with_the_token_budget_and_the_choices() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.tensors import Batch
+from paceline.tensors import AdapterRows, Batch
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Span:
     start: int
     count: int
     token_ids: Sequence[int] = field(default=())
+    adapter: str | None = None
 
 
 def make_batch(spans: Sequence[Span], block_size: int) -> Batch:
@@ -37,7 +38,16 @@ def make_batch(spans: Sequence[Span], block_size: int) -> Batch:
         context_lens=np.array([span.start for span in spans], np.int32),
         block_tables=tables,
         logit_rows=(starts[1:] - 1).astype(np.int32),
+        adapters=_adapter_rows(spans, starts),
     )
+
+
+def _adapter_rows(spans: Sequence[Span], starts: np.ndarray) -> tuple[AdapterRows, ...]:
+    rows: dict[str, list[np.ndarray]] = {}
+    for span, start in zip(spans, starts):
+        if span.adapter is not None:
+            rows.setdefault(span.adapter, []).append(np.arange(start, start + span.count))
+    return tuple(AdapterRows(name, _packed(parts)) for name, parts in rows.items())
 
 
 def _packed(parts: Sequence[Sequence[float]]) -> np.ndarray:

@@ -35,12 +35,13 @@ class _Sequence:
     num_computed: int
     blocks: list[int]
     rules: TokenRules
+    adapter: str | None = None
     # prefixes[p] identifies tokens 0..p.
     prefixes: list[int] = field(default_factory=list)
 
     def prefix(self, position: int) -> int:
         while len(self.prefixes) <= position:
-            parent = self.prefixes[-1] if self.prefixes else _EMPTY
+            parent = self.prefixes[-1] if self.prefixes else empty_prefix(self.adapter)
             self.prefixes.append(extend(parent, self.tokens[len(self.prefixes)]))
         return self.prefixes[position]
 
@@ -108,7 +109,7 @@ class FakeRunner:
         _check(slot not in self._sequences, f"slot {slot} is started, but somebody has it")
         _check(start.num_computed < len(start.tokens), "nothing is left to compute")
         _check(all(0 <= token < self.vocab_size for token in start.tokens), "a token is outside the vocabulary")
-        sequence = _Sequence(list(start.tokens), start.num_prompt, start.num_computed, [], start.rules)
+        sequence = _Sequence(list(start.tokens), start.num_prompt, start.num_computed, [], start.rules, start.adapter)
         self._sequences[slot] = sequence
         shared, rest = divmod(start.num_computed, self.block_size)
         _check(rest == 0, f"{start.num_computed} computed tokens are not a number of full blocks")
@@ -192,6 +193,14 @@ class FakeRunner:
 # ---- the pretended model, as pure functions
 
 
+def empty_prefix(adapter: str | None) -> int:
+    """What prefixes of nothing are: with another adapter everything that is computed is different."""
+    prefix = _EMPTY
+    for byte in b"" if adapter is None else adapter.encode():
+        prefix = extend(prefix, byte)
+    return prefix
+
+
 def extend(prefix: int, token: int) -> int:
     """The hash of a prefix and one token more (the finaliser of splitmix64)."""
     x = (prefix * 31 + token + 1) & _MASK
@@ -240,13 +249,19 @@ class SoloAnswer:
 
 
 def solo_answer(
-    prompt: Sequence[int], rules: TokenRules, *, vocab_size: int, max_model_len: int, max_stored_tokens: int
+    prompt: Sequence[int],
+    rules: TokenRules,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    max_stored_tokens: int,
+    adapter: str | None = None,
 ) -> SoloAnswer:
     """The answer of the pretended model, from its definition: no scheduler, no blocks.
 
     ``max_stored_tokens`` is the capacity of the whole store: a sequence that has more tokens to compute ends in error.
     """
-    tokens, prefix = list(prompt), _EMPTY
+    tokens, prefix = list(prompt), empty_prefix(adapter)
     scores: list[TokenLogprobs] = []
     for position, token in enumerate(prompt):
         if position and rules.prompt_logprobs is not None:

@@ -16,7 +16,8 @@ BLOCK_SIZE = 16
 class Sequencer:
     """One sequence with a store of its own, extended piece by piece."""
 
-    def __init__(self, model: Decoder, max_tokens: int) -> None:
+    def __init__(self, model: Decoder, max_tokens: int, adapter: str | None = None) -> None:
+        self._adapter = adapter
         self._model = model
         self._table = range(-(-max_tokens // BLOCK_SIZE))
         self._kv = model.ops.make_kv(model.kv_layout, len(self._table), BLOCK_SIZE)
@@ -24,21 +25,23 @@ class Sequencer:
 
     def extend(self, token_ids: Sequence[int]) -> Array:
         """Logits after each of the tokens, [T, V]."""
-        batch = make_batch([Span(self._table, self._length, len(token_ids), token_ids)], BLOCK_SIZE)
+        batch = make_batch([Span(self._table, self._length, len(token_ids), token_ids, self._adapter)], BLOCK_SIZE)
         self._length += len(token_ids)
         return self._model.logits(self._model.forward(batch, self._kv))
 
 
-def model_logits(model: Decoder, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Array:
+def model_logits(
+    model: Decoder, token_ids: Sequence[int], cuts: Sequence[int] = (), adapter: str | None = None
+) -> Array:
     """Logits of every position, [T, V], computed in pieces that are cut before the given positions."""
-    sequencer = Sequencer(model, len(token_ids))
+    sequencer = Sequencer(model, len(token_ids), adapter)
     pieces = [token_ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(token_ids)], strict=True)]
     return np.concatenate([sequencer.extend(piece) for piece in pieces])
 
 
-def model_greedy(model: Decoder, prompt: Sequence[int], count: int) -> list[int]:
+def model_greedy(model: Decoder, prompt: Sequence[int], count: int, adapter: str | None = None) -> list[int]:
     """The likeliest continuation, one token at a time."""
-    sequencer = Sequencer(model, len(prompt) + count)
+    sequencer = Sequencer(model, len(prompt) + count, adapter)
     tokens: list[int] = []
     piece = prompt
     for _ in range(count):

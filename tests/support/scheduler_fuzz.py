@@ -68,6 +68,7 @@ class _Scenario:
         self.outputs = rng.choice([20, 80, capacity])
         self.stems = [self._tokens(rng.randint(1, self.longest)) for _ in range(rng.randint(1, 3))]
         self.salts = rng.choice([[""], ["", "a", "b"]])
+        self.adapters = rng.choice([[None], [None, "x", "y"]])
         self.unrest = rng.choice([0.0, 0.05, 0.3])
         self.records: dict[str, _Record] = {}
         self.record_of_seed: dict[int, _Record] = {}
@@ -116,13 +117,15 @@ class _Scenario:
             logprobs=rng.choice([None, 0, 2]),
             prompt_logprobs=rng.choice([None, None, None, 1]),
         )
-        request = Request(f"r{number}", prompt, rules, rng.choice([0, 0, 1, 5]), rng.choice(self.salts))
+        salt, adapter = rng.choice(self.salts), rng.choice(self.adapters)
+        request = Request(f"r{number}", prompt, rules, rng.choice([0, 0, 1, 5]), salt, adapter)
         expected = solo_answer(
             prompt,
             rules,
             vocab_size=self.vocab_size,
             max_model_len=self.limits.max_model_len,
             max_stored_tokens=self.num_blocks * self.block_size,
+            adapter=adapter,
         )
         record = _Record(request, expected)
         self.record_of_seed[rules.seed] = record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import tokenizers
@@ -21,7 +22,7 @@ from paceline.text.parts import TokenCoding, TokenizerParts
 from paceline.text.token_bytes import byte_level_alphabet
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import LogprobsMode
-from support.random_model import CONTEXT, random_model
+from support.random_model import CONTEXT, random_adapters, random_model
 
 EOS, START, END = 256, 257, 258
 TEMPLATE = (
@@ -52,9 +53,13 @@ def small_engine(
     template: str = TEMPLATE,
     reasoning: ReasoningFormat | None = None,
     tools: ToolFormat | None = None,
+    adapters: bool = False,
     **settings: Any,
 ) -> LoadedEngine:
-    """An engine around ``runner``, or around a random model of the tokenizer's vocabulary."""
+    """An engine around ``runner``, or around a random model of the tokenizer's vocabulary.
+
+    With ``adapters`` the model has those of :func:`~support.random_model.random_adapters`.
+    """
     tokenizer = byte_tokenizer()
     limits = SchedulerLimits(**{
         "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": CONTEXT, **settings
@@ -62,7 +67,7 @@ def small_engine(
     grammars = Grammars(lambda: grammar_vocabulary(tokenizer))
     if runner is None:
         ops = ReferenceOps()
-        model = random_model(ops, vocab_size=264)
+        model = replace(random_model(ops, vocab_size=264), adapters=random_adapters(ops) if adapters else {})
         runner = ModelRunner(
             model,
             ops,
@@ -86,5 +91,6 @@ def small_engine(
         formats=answer_formats(reasoning, tools, tokenizer),
         grammars=grammars,
         numerics="small",
+        adapters={name: f"adapters/{name}" for name in ("wide", "few")} if adapters else {},
     )
     return LoadedEngine(Engine(Scheduler(limits, KvManager(num_blocks, 8)), runner), info)

@@ -25,6 +25,7 @@ from paceline.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Conversation = list[dict[str, Any]]
+AdapterName = str | None
 
 
 class LLM:
@@ -62,6 +63,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: AdapterName | Sequence[AdapterName] = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue raw prompts.
@@ -71,6 +73,7 @@ class LLM:
         Args:
             prompts: one or a list.
             sampling_params: one for all prompts, or one for each; None takes the model's defaults.
+            lora_request: name of the adapter for all prompts, or one for each; None is the model itself.
             use_tqdm: show a progress bar, if standard error is a terminal.
 
         Returns:
@@ -81,7 +84,8 @@ class LLM:
             ValueError: the lists differ in length.
         """
         encoded = [self._encode(prompt) for prompt in _prompt_list(prompts)]
-        return self._run([text for text, _ in encoded], [ids for _, ids in encoded], sampling_params, use_tqdm)
+        texts, ids = [text for text, _ in encoded], [ids for _, ids in encoded]
+        return self._run(texts, ids, sampling_params, lora_request, use_tqdm)
 
     def chat(
         self,
@@ -92,6 +96,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: AdapterName | Sequence[AdapterName] = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the model's chat template; else like :meth:`generate`.
@@ -116,10 +121,14 @@ class LLM:
             for prompt, conversation in zip(ids, conversations, strict=True)
         ]
         params = sampling_params or replace(self.default_sampling_params(), max_tokens=None)
-        return self._run([None] * len(ids), ids, params, use_tqdm, thinking)
+        return self._run([None] * len(ids), ids, params, lora_request, use_tqdm, thinking)
 
     def stream(
-        self, prompt: Prompt | Conversation, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: AdapterName = None,
     ) -> Generator[ChoiceDelta, None, None]:
         """Answer one prompt or conversation piece by piece. Closing the iterator early ends the work."""
         default, thinking = self.default_sampling_params(), Thinking.OFF
@@ -129,7 +138,7 @@ class LLM:
             default = replace(default, max_tokens=None)
         else:
             _, tokens = self._encode(cast(Prompt, prompt))
-        for update in self._serve([self._accept(tokens, sampling_params or default, thinking)]):
+        for update in self._serve([self._accept(tokens, sampling_params or default, thinking, lora_request)]):
             yield update.delta
 
     # ---- the rest
@@ -191,7 +200,9 @@ class LLM:
             raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}", "prompt")
         return (prompt if isinstance(prompt, str) else None), encode_prompt(self._open.info, prompt)
 
-    def _accept(self, tokens: Sequence[int], params: SamplingParams, thinking: Thinking = Thinking.OFF) -> Intake:
+    def _accept(
+        self, tokens: Sequence[int], params: SamplingParams, thinking: Thinking, adapter: AdapterName
+    ) -> Intake:
         self._num_submitted += 1
         return accept(
             self._open.info,
@@ -200,6 +211,7 @@ class LLM:
             request_id=f"req-{self._num_submitted}",
             seed_source=self._seeds,
             thinking=thinking,
+            adapter=adapter,
         )
 
     def _run(
@@ -207,12 +219,14 @@ class LLM:
         texts: list[str | None],
         ids: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: AdapterName | Sequence[AdapterName],
         use_tqdm: bool,
         thinking: Sequence[Thinking] | None = None,
     ) -> list[RequestOutput]:
         params = _params_list(sampling_params, self.default_sampling_params(), len(ids))
         starts = thinking or [Thinking.OFF] * len(ids)
-        intakes = [self._accept(*each) for each in zip(ids, params, starts, strict=True)]
+        adapters = _adapter_list(lora_request, len(ids))
+        intakes = [self._accept(*each) for each in zip(ids, params, starts, adapters, strict=True)]
         outputs = {intake.request_id: _empty_output(intake, text) for intake, text in zip(intakes, texts, strict=True)}
         with _progress_bar(len(intakes), use_tqdm and sys.stderr.isatty()) as advance:
             for update in self._serve(intakes):
@@ -309,6 +323,16 @@ def _params_list(
     if len(params) != count:
         raise ValueError(f"there are {count} prompts, but {len(params)} sampling_params")
     return list(params)
+
+
+def _adapter_list(names: AdapterName | Sequence[AdapterName], count: int) -> list[AdapterName]:
+    if names is None or isinstance(names, str):
+        return [names] * count
+    if not isinstance(names, Sequence):
+        raise RequestError(f"lora_request is the name of an adapter, not {type(names).__name__}", "lora_request")
+    if len(names) != count:
+        raise ValueError(f"there are {count} prompts, but {len(names)} lora_requests")
+    return list(names)
 
 
 def _empty_output(intake: Intake, text: str | None) -> RequestOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError
@@ -45,3 +46,9 @@ class ServerConfig:
             raise ConfigError(f"ping_interval must be above 0 seconds, not {self.ping_interval}")
         if not self.shutdown_timeout >= 0:
             raise ConfigError(f"shutdown_timeout must be at least 0 seconds, not {self.shutdown_timeout}")
+
+
+def check_adapter_names(adapters: Iterable[str], model_names: Iterable[str]) -> None:
+    """Raises ConfigError for an adapter that has the name of the model: requests could not tell them apart."""
+    if both := set(adapters) & set(model_names):
+        raise ConfigError(f"lora: the model itself is served as {min(both)!r}; give the adapter another name")

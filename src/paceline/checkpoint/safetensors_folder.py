@@ -37,9 +37,9 @@ def open_safetensors_folder(folder: Path) -> Checkpoint:
 
     No tensor data is read. Raises CheckpointError, naming file and item.
     """
-    config = _read_json_file(folder / CONFIG_FILE)
+    config = read_json_file(folder / CONFIG_FILE)
     generation = folder / GENERATION_CONFIG_FILE
-    generation_config = _read_json_file(generation) if generation.exists() else {}
+    generation_config = read_json_file(generation) if generation.exists() else {}
     if (folder / SINGLE_FILE).exists():
         tensors = read_safetensors(folder / SINGLE_FILE)
     else:
@@ -126,7 +126,7 @@ def _check_spans(path: Path, spans: list[tuple[int, int, str]], data_bytes: int)
 def _read_shards(folder: Path) -> dict[str, RawTensor]:
     """The tensors of all files that the index names, which must be exactly those that the index lists."""
     index_path = folder / INDEX_FILE
-    weight_map = _read_json_file(index_path).get("weight_map")
+    weight_map = read_json_file(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index_path}: weight_map must be an object of tensor and file names")
     for name, shard in weight_map.items():
@@ -153,7 +153,8 @@ def _read_shards(folder: Path) -> dict[str, RawTensor]:
     return tensors
 
 
-def _read_json_file(path: Path) -> dict[str, Any]:
+def read_json_file(path: Path) -> dict[str, Any]:
+    """The object in a file. Raises CheckpointError, naming the file."""
     try:
         text = path.read_bytes()
     except OSError as error:

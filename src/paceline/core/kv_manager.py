@@ -13,8 +13,9 @@ class KvManager:
     """Gives blocks of ``block_size`` tokens to requests and takes them back.
 
     The prefix cache knows full blocks only. A block's key is a SHA-256 over its tokens and the key of the block before
-    it; the chain begins with the request's salt. So equal keys mean equal whole prefixes of requests that may share.
-    A block is published after the step that filled it was committed, never before; from then on it is never written.
+    it; the chain begins with the request's salt and adapter. So equal keys mean equal whole prefixes of requests that
+    may share. A block is published after the step that filled it was committed, never before; from then on it is never
+    written.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
@@ -112,12 +113,17 @@ class KvManager:
         keys = request.block_keys
         while len(keys) <= index:
             first = len(keys) * self.block_size
-            parent = keys[-1].digest if keys else _salt_digest(request.cache_salt)
+            parent = keys[-1].digest if keys else _root_digest(request)
             content = parent + array("i", request.tokens[first : first + self.block_size]).tobytes()
             keys.append(BlockKey(hashlib.sha256(content).digest(), content))
         return keys[index]
 
 
-def _salt_digest(salt: str) -> bytes:
-    # The tag keeps a salt from being taken for the content of a block.
-    return hashlib.sha256(b"cache_salt:" + salt.encode("utf-8", "surrogatepass")).digest()
+def _root_digest(request: Request) -> bytes:
+    """What the chain of a request's keys begins with: different for whoever must not share."""
+    # The tags keep one from being taken for the other, or for the content of a block.
+    content = b"cache_salt:" + request.cache_salt.encode("utf-8", "surrogatepass")
+    if request.adapter is not None:
+        name = request.adapter.encode("utf-8", "surrogatepass")
+        content = b"adapter:" + hashlib.sha256(name).digest() + content
+    return hashlib.sha256(content).digest()

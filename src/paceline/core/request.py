@@ -18,6 +18,7 @@ class Request:
         tokens: prompt, then output as it is chosen.
         priority: smaller runs first.
         cache_salt: only requests with the same salt share prefix blocks.
+        adapter: the adapter's name, None for the model itself; only requests with the same one share prefix blocks.
 
         arrival: seconds on the scheduler's clock, when it was added.
         number: its place in the order of arrival; decides between requests of one priority.
@@ -38,6 +39,7 @@ class Request:
     rules: TokenRules
     priority: int = 0
     cache_salt: str = ""
+    adapter: str | None = None
 
     arrival: float = field(init=False, default=0.0)
     number: int = field(init=False, default=0)

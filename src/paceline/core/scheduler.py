@@ -295,6 +295,7 @@ class Scheduler:
             num_computed=request.num_computed,
             blocks=tuple(request.blocks),
             rules=request.rules,
+            adapter=request.adapter,
         )
 
     # ---- committing

@@ -45,13 +45,15 @@ def accept(
     seed_source: random.Random,
     priority: int = 0,
     cache_salt: str | None = None,
+    adapter: str | None = None,
     thinking: Thinking = Thinking.OFF,
     shown_ids: frozenset[int] = frozenset(),
 ) -> Intake:
     """Check a prompt and its parameters against the model. Raises RequestError naming the field and the limit.
 
-    Choice j is the sequence ``{request_id}-{j}``; its seed is the request's, with j folded in. With ``thinking`` a
-    grammar begins after it. ``shown_ids`` are special tokens that are text all the same.
+    Choice j is the sequence ``{request_id}-{j}``; its seed is the request's, with j folded in. ``adapter`` is the name
+    of one of the model's. With ``thinking`` a grammar begins after it. ``shown_ids`` are special tokens that are text
+    all the same.
     """
     tokens = check_token_ids("prompt", prompt_token_ids, info)
     if params.truncate_prompt_tokens is not None:
@@ -60,6 +62,9 @@ def accept(
         raise RequestError("the prompt is empty: at least one token is needed", "prompt")
     if cache_salt is not None and not cache_salt:
         raise RequestError("cache_salt must not be empty", "cache_salt")
+    if adapter is not None and (not isinstance(adapter, str) or adapter not in info.adapters):
+        known = f"there is {', '.join(info.adapters)}" if info.adapters else "there is none"
+        raise RequestError(f"no adapter has the name {adapter!r:.100}; {known}", "lora_request")
     max_tokens = _room(info, len(tokens), params)
     _check_logprobs(params, len(tokens), info)
     stop_strings, stop_names = _split_stops(params, info)
@@ -110,7 +115,8 @@ def accept(
             temp_scaled_logprobs=params.temp_scaled_logprobs,
             top_p_normalized_logprobs=params.top_p_normalized_logprobs,
         )
-        requests.append(Request(choice_id(request_id, index), list(tokens), rules, priority, cache_salt or ""))
+        name = choice_id(request_id, index)
+        requests.append(Request(name, list(tokens), rules, priority, cache_salt or "", adapter))
     return Intake(request_id, tokens, params, requests, stop_strings, stop_names, shown_ids)
 
 

@@ -15,8 +15,8 @@ from paceline.types import TokenEvent, TokenRules
 
 SUSPECT_AT = 2
 """Engines lost with a sequence in their last step, one after the other, that make it a suspect."""
-GUILTY_AT = 3
-"""Engines lost, the last one with this as the only suspect, that make a sequence be given up."""
+GUILTY_AT = 4
+"""Engines lost, the last two with this as the only suspect, that make a sequence be given up."""
 PROGRESS = 2
 """New tokens that clear a sequence: the step in which the engine was lost chose the first, or the second of them."""
 
@@ -29,6 +29,7 @@ class _Sequence:
     rules: TokenRules
     priority: int
     cache_salt: str
+    adapter: str | None
     num_scored: int = 0
     num_likely: int = 0
     num_cached_tokens: int | None = None
@@ -43,8 +44,10 @@ class _Sequence:
 class Journal:
     """Knows which sequences the present engine has been given (sent), and which it still has to be (due).
 
-    A sequence that may be what kills the engines is a suspect. Suspects run one at a time, beside all the others: each
-    is cleared by two new tokens, or it is the only suspect when the engine is lost again, and given up.
+    A sequence that may be what kills the engines is a suspect. Suspects are tried one at a time, and beside one only
+    those run that were cleared just before; so each soon has the two new tokens that clear it, or it is the only one
+    that can have been the cause when the engine is lost again, and again. Nobody loses by it: to compute the prompts
+    together takes as long as one after the other.
     """
 
     def __init__(self) -> None:
@@ -61,7 +64,7 @@ class Journal:
         for request in requests:
             self._sequences[request.request_id] = _Sequence(
                 request.request_id, list(request.tokens), request.num_prompt, request.rules, request.priority,
-                request.cache_salt,
+                request.cache_salt, request.adapter,
             )  # fmt: skip
             self._due[request.request_id] = None
 
@@ -94,17 +97,13 @@ class Journal:
 
     def take_due(self) -> list[Submit]:
         """The sequences that the engine is to be given now, in the order of their arrival; they count as sent."""
-        taken = []
-        for request_id in self._due:
-            sequence = self._sequences[request_id]
-            if sequence.is_suspect:
-                if self._probation is not None:
-                    continue
-                self._probation = request_id
-            taken.append(_submit(sequence))
-        for submit in taken:
-            del self._due[submit.request_id]
-        return taken
+        if self._probation is not None:
+            return []
+        self._probation = next((each for each in self._due if self._sequences[each].is_suspect), None)
+        taken = list(self._due) if self._probation is None else [self._probation]
+        for request_id in taken:
+            del self._due[request_id]
+        return [_submit(self._sequences[request_id]) for request_id in taken]
 
     @property
     def has_due(self) -> bool:
@@ -138,5 +137,5 @@ class Journal:
 def _submit(sequence: _Sequence) -> Submit:
     return Submit(
         sequence.request_id, tuple(sequence.tokens), sequence.num_prompt, sequence.rules, sequence.priority,
-        sequence.cache_salt, sequence.num_scored, sequence.num_likely, sequence.num_cached_tokens,
+        sequence.cache_salt, sequence.adapter, sequence.num_scored, sequence.num_likely, sequence.num_cached_tokens,
     )  # fmt: skip

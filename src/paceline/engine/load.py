@@ -20,9 +20,12 @@ from paceline.engine.engine import Engine
 from paceline.engine.messages import EngineFacts
 from paceline.engine.model_info import ModelInfo
 from paceline.errors import CheckpointError, ConfigError, RequestError
+from paceline.models.decoder import Adapter
+from paceline.models.lora import load_adapter
 from paceline.models.registry import read_spec
 from paceline.models.spec import ModelSpec
 from paceline.models.weights import has_dense_matrices, load_model
+from paceline.ops.api import Ops
 from paceline.ops.select import make_ops
 from paceline.runner.memory import gib, resident_memory
 from paceline.runner.profile import size_kv
@@ -127,7 +130,10 @@ def build_runtime(
             "they are quantised already"
         )
     max_positions = config.max_model_len or spec.max_position_embeddings
+    # Before the model, which takes longer: what is wrong with an adapter is told at once.
+    adapters = _load_adapters(config.lora or {}, checkpoint, ops)
     model = load_model(checkpoint, ops, max_positions=min(max_positions, spec.max_position_embeddings))
+    model = replace(model, adapters=adapters)
     tokenizer = tokenizer_of()
     if tokenizer.vocab_size > spec.vocab_size:
         raise CheckpointError(
@@ -187,6 +193,7 @@ def describe_model(
         ),
         grammars=grammars,
         numerics=facts.numerics,
+        adapters=dict(config.lora or {}),
     )
 
 
@@ -198,6 +205,14 @@ def grammar_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
 
 def _load_tokenizer(opened: OpenModel, config: EngineConfig) -> Tokenizer:
     return load_tokenizer(opened.checkpoint, None if config.tokenizer is None else Path(config.tokenizer))
+
+
+def _load_adapters(folders: Mapping[str, str], checkpoint: Checkpoint, ops: Ops) -> dict[str, Adapter]:
+    adapters = {}
+    for name, folder in folders.items():
+        adapters[name] = load_adapter(Path(folder), checkpoint, ops)
+        logger.info("adapter %s: %s, from %s", name, gib(adapters[name].nbytes), folder)
+    return adapters
 
 
 def _thinking_tags(config: EngineConfig, tokenizer: Tokenizer, template: ChatTemplate | None) -> ThinkingTags | None:

@@ -45,13 +45,14 @@ class Submit(Message, frozen=True):
     rules: TokenRules
     priority: int
     cache_salt: str
+    adapter: str | None = None
     num_scored: int = 0
     num_likely: int = 0
     num_cached_tokens: int | None = None
 
     def to_request(self) -> Request:
         prompt, output = self.tokens[: self.num_prompt], self.tokens[self.num_prompt :]
-        request = Request(self.request_id, list(prompt), self.rules, self.priority, self.cache_salt)
+        request = Request(self.request_id, list(prompt), self.rules, self.priority, self.cache_salt, self.adapter)
         request.resume(
             list(output),
             num_scored=self.num_scored,

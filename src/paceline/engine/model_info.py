@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.sample.grammar import Grammars
@@ -31,6 +31,7 @@ class ModelInfo:
     formats: how the model writes thinking and tool calls.
     grammars: compiles what structured output asks for; the runner has its own.
     numerics: names everything that may change a bit of the results.
+    adapters: folders of the adapters that requests may name, by their names.
     """
 
     name: str
@@ -46,3 +47,4 @@ class ModelInfo:
     formats: AnswerFormats
     grammars: Grammars
     numerics: str
+    adapters: Mapping[str, str] = field(default_factory=dict)

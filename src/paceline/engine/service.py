@@ -292,6 +292,7 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         thinking: Thinking = Thinking.OFF,
         shown_ids: frozenset[int] = frozenset(),
     ) -> RequestStream:
@@ -310,6 +311,7 @@ class AsyncEngine:
             seed_source=self._seeds,
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
             thinking=thinking,
             shown_ids=shown_ids,
         )
@@ -388,6 +390,7 @@ class AsyncEngine:
         self._journal.close(choice_id)
         if self._is_ready:
             self._link.send(Abort(choice_id))
+        self._send_due()  # others may have waited for its probation to end
 
     def _hand_out(self, updates: list[RequestUpdate]) -> None:
         for update in updates:

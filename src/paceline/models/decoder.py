@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline.models.spec import ModelSpec
-from paceline.ops.api import Embedding, KvStore, LayerOps, Linear, RopeTable
+from paceline.ops.api import Embedding, KvStore, LayerOps, Linear, Lora, RopeTable
 from paceline.tensors import Batch, FloatArray, KvLayout
 
 
@@ -18,6 +19,9 @@ class Model(Protocol):
 
     @property
     def kv_layout(self) -> KvLayout: ...
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]: ...
 
     def with_ops(self, ops: LayerOps) -> Model:
         """The same model, calling other operations; its weights must be theirs."""
@@ -48,8 +52,25 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """Low-rank updates of a model's linear layers; :func:`paceline.models.lora.load_adapter` makes one from its files.
+
+    ``layers`` has for each layer of the model the updates by the name of the linear layer in :class:`DecoderLayer`.
+    """
+
+    layers: tuple[Mapping[str, Lora], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(lora.nbytes for layer in self.layers for lora in layer.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model ready to run; :func:`paceline.models.weights.load_model` makes one from a checkpoint."""
+    """A model ready to run; :func:`paceline.models.weights.load_model` makes one from a checkpoint.
+
+    ``adapters`` are those that a batch may name.
+    """
 
     spec: ModelSpec
     ops: LayerOps
@@ -57,6 +78,7 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     final_norm: FloatArray
     head: Linear
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
     @property
     def kv_layout(self) -> KvLayout:
@@ -74,7 +96,7 @@ class Decoder:
         for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
             update = self._attention(x, index, layer, batch, kv)
             x = ops.add_rms_norm(residual, update, layer.ffn_norm, eps)
-            update = self._feed_forward(x, layer)
+            update = self._feed_forward(x, index, layer, batch)
             x = ops.add_rms_norm(residual, update, next_norm, eps)
         return x
 
@@ -86,17 +108,26 @@ class Decoder:
 
     def _attention(self, x: FloatArray, index: int, layer: DecoderLayer, batch: Batch, kv: KvStore) -> FloatArray:
         ops, spec, heads = self.ops, self.spec, self.spec.heads
-        qkv = ops.linear(x, layer.qkv)
+        qkv = self._linear(x, layer.qkv, "qkv", index, batch)
         if layer.q_norm is not None and layer.k_norm is not None:
             ops.qk_norm(qkv, heads, layer.q_norm, layer.k_norm, spec.norm_eps)
         ops.rope(qkv, heads, batch.positions, layer.rope)
         ops.write_kv(qkv, heads, kv, index, batch.kv_rows)
         mixed = ops.attention(qkv, heads, kv, index, batch, spec.attention_scale, layer.window, spec.attention_softcap)
-        update = ops.linear(mixed, layer.out)
+        update = self._linear(mixed, layer.out, "out", index, batch)
         return update if layer.post_attn_norm is None else ops.rms_norm(update, layer.post_attn_norm, spec.norm_eps)
 
-    def _feed_forward(self, x: FloatArray, layer: DecoderLayer) -> FloatArray:
+    def _feed_forward(self, x: FloatArray, index: int, layer: DecoderLayer, batch: Batch) -> FloatArray:
         ops, spec = self.ops, self.spec
-        gated = ops.gated_activation(ops.linear(x, layer.gate_up), spec.activation)
-        update = ops.linear(gated, layer.down)
+        gated = ops.gated_activation(self._linear(x, layer.gate_up, "gate_up", index, batch), spec.activation)
+        update = self._linear(gated, layer.down, "down", index, batch)
         return update if layer.post_ffn_norm is None else ops.rms_norm(update, layer.post_ffn_norm, spec.norm_eps)
+
+    def _linear(self, x: FloatArray, weight: Linear, name: str, index: int, batch: Batch) -> FloatArray:
+        """A linear layer of layer ``index``, and what the batch's adapters add to it."""
+        y = self.ops.linear(x, weight)
+        for used in batch.adapters:
+            lora = self.adapters[used.name].layers[index].get(name)
+            if lora is not None:
+                self.ops.add_lora(y, x, lora, used.rows)
+        return y

@@ -26,6 +26,11 @@ class Fields:
         self._values = values
         self._prefix = prefix
 
+    @property
+    def names(self) -> list[str]:
+        """The keys that are there, without the prefix."""
+        return [key.removeprefix(self._prefix) for key in self._values if key.startswith(self._prefix)]
+
     def has(self, key: str) -> bool:
         return self._values.get(self._prefix + key) is not None
 
@@ -59,6 +64,10 @@ class Fields:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.error(key, f"must be a list of strings, not {value!r}")
         return tuple(value)
+
+    def get(self, key: str) -> Any:
+        """The value as it is; None if it is absent."""
+        return self._values.get(self._prefix + key)
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """One id or a list of them; empty if absent."""

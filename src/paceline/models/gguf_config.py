@@ -25,6 +25,8 @@ class GgufFamily:
 
     Attributes:
         rope_style: how the rows of queries and keys lie in the file, which is not always as in safetensors.
+        interleaved_heads: the converter has put the rows of queries and keys that are rotated together side by side;
+            in safetensors they lie in the halves of a head.
         window_pattern: one layer in so many sees everything, the others have the file's window. 0 means that no layer
             has one, even where the file names its width: so do llama.cpp's models of these architectures.
         local_theta: base of the rotation in sliding layers, if it is one of their own.
@@ -34,6 +36,7 @@ class GgufFamily:
     """
 
     rope_style: RopeStyle = RopeStyle.HALVES
+    interleaved_heads: bool = False
     window_pattern: int = 0
     local_theta: float | None = None
     activation: Activation = Activation.SILU

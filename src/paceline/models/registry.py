@@ -54,7 +54,7 @@ HF_FAMILIES = {
 """By the first entry of ``architectures`` in ``config.json``."""
 
 GGUF_FAMILIES = {
-    "llama": GgufFamily(rope_style=RopeStyle.PAIRS),
+    "llama": GgufFamily(rope_style=RopeStyle.PAIRS, interleaved_heads=True),
     "qwen2": GgufFamily(),
     "qwen3": GgufFamily(qk_norm=True),
     "ernie4_5": GgufFamily(rope_style=RopeStyle.PAIRS),
@@ -87,6 +87,21 @@ def tensor_names(checkpoint: Checkpoint) -> TensorNames:
     """How the checkpoint calls its tensors. Raises CheckpointError for an architecture that is not known."""
     architecture = _architecture(checkpoint)
     return GGUF_NAMES if checkpoint.format is CheckpointFormat.GGUF else HF_FAMILIES[architecture].names
+
+
+def adapter_names(checkpoint: Checkpoint) -> TensorNames:
+    """How adapters for the checkpoint's model call its linear layers: as safetensors do, whatever its own format is."""
+    # All families have the same names for these; the names of this one are complete.
+    return HF_SANDWICH_NAMES if checkpoint.format is CheckpointFormat.GGUF else tensor_names(checkpoint)
+
+
+def interleaves_heads(checkpoint: Checkpoint) -> bool:
+    """Whether the outputs of queries and keys are in another order than adapters have them.
+
+    Adapters have the elements that are rotated together in the halves of a head; some files have them side by side.
+    """
+    architecture = _architecture(checkpoint)
+    return checkpoint.format is CheckpointFormat.GGUF and GGUF_FAMILIES[architecture].interleaved_heads
 
 
 def _architecture(checkpoint: Checkpoint) -> str:

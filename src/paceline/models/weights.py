@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.checkpoint.file_map import drop_pages
 from paceline.checkpoint.source import Checkpoint
@@ -101,31 +101,37 @@ def _file_name(names: TensorNames, name: str, layer: int = 0) -> str:
     return f"{names.stems[stem].format(i=layer)}.{kind}"
 
 
-def _check_tensors(checkpoint: Checkpoint, spec: ModelSpec, names: TensorNames) -> None:
-    expected = expected_tensors(spec, names)
-    unused = [re.compile(pattern) for pattern in names.unused]
-    if spec.tied_head:
-        unused.append(re.compile(re.escape(_file_name(names, "head.weight"))))
-    missing = [name for name in expected if name not in checkpoint.tensors]
+def check_names_and_shapes(
+    tensors: Mapping[str, RawTensor], expected: Mapping[str, tuple[int, ...]], what: str, unused: Sequence[str] = ()
+) -> None:
+    """Raises CheckpointError unless ``tensors`` are those that are expected, and others only of ``unused`` names.
+
+    ``what`` begins the message; ``unused`` are regular expressions.
+    """
+    missing = [name for name in expected if name not in tensors]
     unknown = [
-        name
-        for name in checkpoint.tensors
-        if name not in expected and not any(pattern.fullmatch(name) for pattern in unused)
+        name for name in tensors if name not in expected and not any(re.fullmatch(pattern, name) for pattern in unused)
     ]
     misshapen = [
-        f"{name} is {checkpoint.tensors[name].shape}, not {shape}"
+        f"{name} is {tensors[name].shape}, not {shape}"
         for name, shape in expected.items()
-        if name in checkpoint.tensors and checkpoint.tensors[name].shape != shape
+        if name in tensors and tensors[name].shape != shape
     ]
     problems = [
-        f"{what}: {_shorten(items)}"
-        for what, items in (("missing", missing), ("unknown", unknown), ("of the wrong shape", misshapen))
+        f"{problem}: {_shorten(items)}"
+        for problem, items in (("missing", missing), ("unknown", unknown), ("of the wrong shape", misshapen))
         if items
     ]
     if problems:
-        raise CheckpointError(
-            f"{checkpoint.path}: the tensors do not fit the architecture {spec.architecture}; " + "; ".join(problems)
-        )
+        raise CheckpointError(f"{what}; " + "; ".join(problems))
+
+
+def _check_tensors(checkpoint: Checkpoint, spec: ModelSpec, names: TensorNames) -> None:
+    unused = list(names.unused)
+    if spec.tied_head:
+        unused.append(re.escape(_file_name(names, "head.weight")))
+    what = f"{checkpoint.path}: the tensors do not fit the architecture {spec.architecture}"
+    check_names_and_shapes(checkpoint.tensors, expected_tensors(spec, names), what, unused)
 
 
 def _shorten(items: list[str]) -> str:

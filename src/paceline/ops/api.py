@@ -28,6 +28,7 @@ from paceline.tensors import (
     IntArray,
     KvLayout,
     LogitEdits,
+    RawLora,
     RawTensor,
     TopLogprobs,
 )
@@ -109,6 +110,13 @@ class Linear(Protocol):
     def nbytes(self) -> int: ...
 
 
+class Lora(Protocol):
+    """The packed low-rank updates of one linear layer."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class Experts(Protocol):
     """The packed layers of E experts, each [H] -> [2 I] -> gated activation -> [H]."""
 
@@ -160,6 +168,12 @@ class StorageOps(Protocol):
         Where the implementation quantises dense matrices, ``sensitive`` ones keep at least 8 bits.
         """
 
+    def pack_lora(self, updates: Sequence[RawLora]) -> Lora:
+        """Pack updates of one layer for :meth:`LayerOps.add_lora`; their outputs do not overlap.
+
+        Matrices keep the precision that they are stored with. Raises ValueError if shapes do not fit together.
+        """
+
     def pack_experts(self, gate_up: Sequence[Sequence[RawTensor]], down: Sequence[RawTensor]) -> Experts:
         """Pack for each expert the matrices that stack to its gate and up, [2 I, H], and its down matrix [H, I].
 
@@ -190,6 +204,14 @@ class LayerOps(Protocol):
 
     def linear(self, x: FloatArray, weight: Any) -> FloatArray:
         """[T, K] -> [T, N]: x @ weight.T + bias. Each output is one chain over k = 0..K-1, float32; bias added last."""
+
+    def add_lora(self, y: FloatArray, x: FloatArray, lora: Any, rows: IntArray) -> None:
+        """In place on the rows [R] of a linear layer's outputs y [T, N]: add the updates' outputs for inputs x [T, K].
+
+        For each update: z = :meth:`linear` of x with down; each z times the scale, rounded; :meth:`linear` of that with
+        up, added to y. ``rows`` ascend without repeating, and all other rows of y stay as they are. Raises ValueError
+        for a row outside the arrays.
+        """
 
     def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
         """[T, H]: x / sqrt(mean(x^2) + eps) * weight (arXiv:1910.07467); the sum runs in a fixed order over H."""
@@ -284,6 +306,7 @@ class Ops(StorageOps, LayerOps, Protocol):
         ``build`` gets the operations that the pass shall call. They may be ones that write the calls down, with a batch
         of no tokens, so that what is returned can run them without going through Python: the pass calls operations
         only, always the same ones, whatever the values in its arrays. Raises ValueError for a pass that does not.
+        What a batch's adapters add to that differs from batch to batch: it is run call by call.
         """
 
     # ---- encoders

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from paceline import _native
+from paceline.dequantize import to_float32
 from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable, Routing
+from paceline.ops.lora import PackedLora, add_lora, pack_lora
 from paceline.ops.program import capture, or_empty, routing_rule
 from paceline.tensors import (
     Batch,
@@ -21,6 +24,7 @@ from paceline.tensors import (
     IntArray,
     KvLayout,
     LogitEdits,
+    RawLora,
     RawTensor,
     TopLogprobs,
 )
@@ -67,6 +71,17 @@ class CpuOps:
         self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = (), *, sensitive: bool = False
     ) -> _native.Linear:
         """Dense matrices keep their precision unless ``quantization`` is set; ``docs/kernels.md`` has the others."""
+        return self._pack(parts, bias, self._target(sensitive))
+
+    def pack_lora(self, updates: Sequence[RawLora]) -> PackedLora:
+        """Never quantised: the matrices are small. With ``quantization`` those in bfloat16 become float32.
+
+        That changes none of their numbers, but ``numerics`` then names no path for products of bfloat16 pairs.
+        """
+        widen = bool(self._quantization)
+        return pack_lora(updates, lambda parts: self._pack([_widened(p) if widen else p for p in parts], (), ""))
+
+    def _pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor], target: str) -> _native.Linear:
         widths = {part.shape[-1] for part in parts}
         if len(widths) != 1:
             raise ValueError(f"matrices with {sorted(widths)} inputs cannot be stacked")
@@ -74,7 +89,7 @@ class CpuOps:
         biases = [self.vector(part) for part in bias]
         stacked = np.concatenate(biases) if biases else np.empty(0, np.float32)
         try:
-            return self._cpu.pack_linear(rows, widths.pop(), stacked, self._target(sensitive))
+            return self._cpu.pack_linear(rows, widths.pop(), stacked, target)
         except ValueError as error:
             raise ValueError(f"{', '.join(part.name for part in parts)}: {error}") from error
 
@@ -116,6 +131,9 @@ class CpuOps:
         out = np.empty((len(x), weight.num_outputs), np.float32)
         self._cpu.linear(x, weight, out)
         return out
+
+    def add_lora(self, y: FloatArray, x: FloatArray, lora: PackedLora, rows: IntArray) -> None:
+        add_lora(self, y, x, lora, rows)
 
     def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
         out = np.empty_like(x)
@@ -192,7 +210,7 @@ class CpuOps:
         self._cpu.softcap(x, cap)
 
     def capture(self, build: Callable[[LayerOps], Forward]) -> Forward:
-        return capture(self._cpu, build)
+        return capture(self._cpu, self, build)
 
     # ---- encoders
 
@@ -238,3 +256,7 @@ class CpuOps:
         )
         self._cpu.top_logprobs(logits, chosen, result.chosen, result.ranks, result.top_ids, result.top_values)
         return result
+
+
+def _widened(tensor: RawTensor) -> RawTensor:
+    return replace(tensor, encoding=Encoding.F32, data=to_float32(tensor).reshape(-1).view(np.uint8))

@@ -16,13 +16,13 @@ from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable
 from paceline.tensors import Array, Batch, FloatArray, Heads, IntArray
 
 
-def capture(cpu: _native.Cpu, build: Callable[[LayerOps], Forward]) -> Forward:
-    """See :meth:`paceline.ops.api.Ops.capture`."""
+def capture(cpu: _native.Cpu, ops: LayerOps, build: Callable[[LayerOps], Forward]) -> Forward:
+    """See :meth:`paceline.ops.api.Ops.capture`; ``ops`` are those of ``cpu``."""
     program = _native.Program(cpu)
     recorder = Recorder(program)
     result = build(recorder)(recorder.batch, recorder.kv)
     program.finish(recorder.number(result))
-    return CapturedForward(program, result.shape[1])
+    return CapturedForward(program, result.shape[1], build(ops))
 
 
 def or_empty(array: Array | None, dtype: type[np.generic]) -> Array:
@@ -37,15 +37,21 @@ def routing_rule(routing: Routing) -> tuple[int, str, bool, float, int, int]:
 
 
 class CapturedForward:
-    """Runs the program. The memory that it works in grows to what the largest batch needs and is kept."""
+    """Runs the program. The memory that it works in grows to what the largest batch needs and is kept.
 
-    def __init__(self, program: _native.Program, width: int) -> None:
+    ``by_calls`` is the same pass without a program, for batches with adapters: those need calls of their own.
+    """
+
+    def __init__(self, program: _native.Program, width: int, by_calls: Forward) -> None:
         self._program = program
         self._width = width
+        self._by_calls = by_calls
         # numpy's memory, so that the profile of a step's memory sees it.
         self._workspace = np.empty(0, np.uint8)
 
     def __call__(self, batch: Batch, kv: _native.KvStore) -> FloatArray:
+        if batch.adapters:
+            return self._by_calls(batch, kv)
         rows = len(batch.token_ids)
         needed = self._program.workspace_bytes(rows)
         if len(self._workspace) < needed:
@@ -89,6 +95,9 @@ class Recorder:
 
     def linear(self, x: FloatArray, weight: Any) -> FloatArray:
         return self._array(self._program.linear(self.number(x), weight), weight.num_outputs)
+
+    def add_lora(self, y: FloatArray, x: FloatArray, lora: Any, rows: IntArray) -> None:  # noqa: ARG002
+        raise ValueError("a captured forward pass has no adapters")
 
     def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
         return self._array(self._program.rms_norm(self.number(x), weight, eps), x.shape[1])

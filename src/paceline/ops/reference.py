@@ -23,6 +23,7 @@ from threadpoolctl import ThreadpoolController
 from paceline.dequantize import to_float32
 from paceline.ops import reference_sampling
 from paceline.ops.api import Activation, Forward, LayerOps, RopeStyle, RopeTable, Routing, Scoring
+from paceline.ops.lora import PackedLora, add_lora, pack_lora
 from paceline.tensors import (
     Batch,
     ChoiceControls,
@@ -32,6 +33,7 @@ from paceline.tensors import (
     IntArray,
     KvLayout,
     LogitEdits,
+    RawLora,
     RawTensor,
     TopLogprobs,
 )
@@ -165,6 +167,9 @@ class ReferenceOps:
             raise ValueError(f"{weight.shape[0]} outputs do not match a bias of shape {stacked_bias.shape}")
         return ReferenceLinear(weight, stacked_bias)
 
+    def pack_lora(self, updates: Sequence[RawLora]) -> PackedLora:
+        return pack_lora(updates, self.pack_linear)
+
     def pack_experts(self, gate_up: Sequence[Sequence[RawTensor]], down: Sequence[RawTensor]) -> ReferenceExperts:
         experts = ReferenceExperts(
             [self.pack_linear(parts) for parts in gate_up], [self.pack_linear([part]) for part in down]
@@ -213,6 +218,9 @@ class ReferenceOps:
         if weight.bias is not None:
             out += weight.bias
         return out
+
+    def add_lora(self, y: FloatArray, x: FloatArray, lora: PackedLora, rows: IntArray) -> None:
+        add_lora(self, y, x, lora, rows)
 
     def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
         out = np.empty_like(x)

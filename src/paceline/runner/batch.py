@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from paceline.slots import Slots
-from paceline.tensors import Batch, IntArray
+from paceline.tensors import AdapterRows, Batch, IntArray
 from paceline.types import SeqSpan
 
 
@@ -49,7 +49,18 @@ def build_batch(spans: Sequence[SeqSpan], slots: Slots) -> Batch:
         context_lens=np.array([span.start for span in spans], np.int32),
         block_tables=slots.block_tables[slot_of_span, :width],
         logit_rows=np.array([end - 1 for span, end in zip(spans, ends, strict=True) if span.sample], np.int32),
+        adapters=_adapter_rows(spans, ends, slots),
     )
+
+
+def _adapter_rows(spans: Sequence[SeqSpan], ends: Sequence[int], slots: Slots) -> tuple[AdapterRows, ...]:
+    """The rows of each adapter that one of the spans has."""
+    rows: dict[str, list[int]] = {}
+    for span, end in zip(spans, ends, strict=True):
+        name = slots.adapters[span.slot]
+        if name is not None:
+            rows.setdefault(name, []).extend(range(end - span.count, end))
+    return tuple(AdapterRows(name, np.array(each, np.int32)) for name, each in rows.items())
 
 
 def prompt_rows(spans: Sequence[SeqSpan], slots: Slots, batch: Batch) -> list[PromptRows]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
@@ -97,17 +97,23 @@ def _trial_bytes(lengths: list[int], config: EngineConfig, model: Model, ops: Op
         used += len(blocks)
         starts.append(SeqStart(slot, (0,) * length, length, 0, blocks, TokenRules(temperature=1.0)))
         spans.append(SeqSpan(slot, 0, length))
+    plans = [StepPlan(0, start=tuple(starts), spans=tuple(spans))]
+    if model.adapters:
+        # Rows with adapters may take other memory, and what the first step keeps stays beside it.
+        largest = max(model.adapters, key=lambda name: model.adapters[name].nbytes)
+        adapted = tuple(replace(start, adapter=largest) for start in starts)
+        plans.append(StepPlan(1, tuple(range(len(lengths))), adapted, tuple(spans)))
     kv = ops.make_kv(model.kv_layout, used, config.block_size)
     runner = ModelRunner(
         model, ops, kv, max_num_seqs=len(lengths), max_model_len=max(lengths) + 1, vocab_size=vocab_size
     )
     tracemalloc.start()
     try:
-        result = runner.execute(StepPlan(0, start=tuple(starts), spans=tuple(spans)))
+        results = [seq for plan in plans for seq in runner.execute(plan).seqs]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    for seq in result.seqs:
+    for seq in results:
         if seq.error is not None:
             raise ConfigError(f"the model failed in its trial step: {seq.error}")
     return peak

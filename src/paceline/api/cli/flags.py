@@ -40,6 +40,25 @@ class Parser(argparse.ArgumentParser):
         return flags
 
 
+class AddAdapter(argparse.Action):
+    """Adds ``NAME=PATH`` to a dict of adapters."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        name, _, path = values.partition("=")
+        if not name or not path:
+            raise argparse.ArgumentError(self, f"expected NAME=PATH, not {values!r:.100}")
+        adapters = getattr(namespace, self.dest) or {}
+        if name in adapters:
+            raise argparse.ArgumentError(self, f"there are two adapters of the name {name!r:.100}")
+        setattr(namespace, self.dest, {**adapters, name: path})
+
+
 def dashed(argument: str) -> str:
     """``--some_flag=a_b`` -> ``--some-flag=a_b``; anything that is no long flag stays as it is."""
     if not re.match(r"--\w", argument):
@@ -70,6 +89,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
             text += f" [{field.default}]"
         if types[field.name] is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default, help=text)
+        elif field.name == "lora":
+            group.add_argument(flag, action=AddAdapter, default=field.default, help=text, metavar="NAME=PATH")
         else:
             kind = memory_size if field.name == "kv_cache_memory" else _plain_type(types[field.name])
             group.add_argument(flag, type=kind, default=field.default, help=text, metavar=kind.__name__.upper())

@@ -12,7 +12,7 @@ from paceline.api.cli.flags import engine_config
 from paceline.api.llm import LLM
 from paceline.config import DEFAULT_MODEL
 from paceline.engine.load import load_engine
-from paceline.errors import RequestError
+from paceline.errors import ConfigError, RequestError
 from paceline.sampling_params import SamplingParams
 
 
@@ -29,12 +29,14 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         seed=args.sampling_seed,
     )
+    if len(args.lora or ()) > 1:
+        raise ConfigError(f"lora: an answer can have one adapter, but {len(args.lora)} were given")
     config = engine_config(args)
     with LLM.from_engine(load_engine(config), seed=config.seed) as llm:
         if args.chat:
             return _converse(llm, args, params, prompt)
         assert prompt is not None
-        _answer(llm, prompt if args.raw else _messages(args.system, prompt), params, args.stats)
+        _answer(llm, args, prompt if args.raw else _messages(args.system, prompt), params)
     return 0
 
 
@@ -76,7 +78,7 @@ def _converse(llm: LLM, args: argparse.Namespace, params: SamplingParams, first:
             return 0
         messages.append({"role": "user", "content": said})
         try:
-            answer = _answer(llm, messages, params, args.stats)
+            answer = _answer(llm, args, messages, params)
         except RequestError as error:
             print(f"paceline: {error}", file=sys.stderr)
             messages.pop()
@@ -84,12 +86,15 @@ def _converse(llm: LLM, args: argparse.Namespace, params: SamplingParams, first:
         messages.append({"role": "assistant", "content": answer})
 
 
-def _answer(llm: LLM, prompt: Any, params: SamplingParams, stats: bool) -> str:
-    """Print an answer as it comes and return it. Ctrl-C ends the answer, not the program."""
+def _answer(llm: LLM, args: argparse.Namespace, prompt: Any, params: SamplingParams) -> str:
+    """Print an answer as it comes, with the adapter that was given, and return it.
+
+    Ctrl-C ends the answer, not the program.
+    """
     begin = time.perf_counter()
     first = begin
     text, tokens = "", 0
-    stream = llm.stream(prompt, params)
+    stream = llm.stream(prompt, params, lora_request=next(iter(args.lora or ()), None))
     try:
         for delta in stream:
             if not tokens:
@@ -103,7 +108,7 @@ def _answer(llm: LLM, prompt: Any, params: SamplingParams, stats: bool) -> str:
         stream.close()
         print(" [interrupted]", file=sys.stderr)
     print(flush=True)
-    if stats:
+    if args.stats:
         took = time.perf_counter() - first
         speed = f"{(tokens - 1) / took:.1f} tokens/s after it" if tokens > 1 and took > 0 else "no speed to tell"
         print(f"{tokens} tokens; first after {first - begin:.2f} s, {speed}", file=sys.stderr)

@@ -6,6 +6,7 @@ import argparse
 
 from paceline.api.cli.flags import engine_config
 from paceline.api.server import ServerConfig, run_server
+from paceline.api.server_config import check_adapter_names
 from paceline.config import read_environment
 from paceline.engine.launch import launch_engine
 
@@ -22,5 +23,6 @@ def serve(args: argparse.Namespace) -> int:
         shutdown_timeout=args.shutdown_timeout,
         served_model_names=tuple(args.served_model_name or (args.model,)),
     )
+    check_adapter_names(config.lora or (), server.served_model_names)
     run_server(launch_engine(config, in_process=args.in_process), server)
     return 0

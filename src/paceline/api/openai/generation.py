@@ -187,6 +187,7 @@ async def _submit(
             request_id=request_id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            adapter=service.adapter_name(body.model),
             thinking=thinking,
             shown_ids=shown_ids,
         )

@@ -16,7 +16,7 @@ from paceline.sampling_params import MAX_CHOICES, MAX_STOP_STRINGS
 
 
 def list_models(service: Service) -> Response:
-    models = [_model(service, name) for name in service.model_names]
+    models = [_model(service, name) for name in (*service.model_names, *service.adapters)]
     return Response(to_json({"object": "list", "data": models}), media_type="application/json")
 
 
@@ -25,13 +25,15 @@ def show_model(service: Service, name: str) -> Response:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
+    """An adapter's root is its folder, and its parent the model that it was made for."""
+    own = service.model_names[0]
     return {
         "id": name,
         "object": "model",
         "created": service.engine.created,
         "owned_by": "paceline",
-        "root": service.model_names[0],
-        "parent": None,
+        "root": service.adapters.get(name, own),
+        "parent": own if name in service.adapters else None,
         "max_model_len": service.engine.max_model_len,
     }
 

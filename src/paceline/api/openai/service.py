@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from paceline.api.openai.errors import ApiError
 from paceline.api.openai.json_text import parse_object
-from paceline.api.server_config import ServerConfig
+from paceline.api.server_config import ServerConfig, check_adapter_names
 from paceline.errors import RequestError
 
 if TYPE_CHECKING:
@@ -56,9 +56,17 @@ class Service:
     config: ServerConfig
     running: Running = field(default_factory=Running)
 
+    def __post_init__(self) -> None:
+        check_adapter_names(self.adapters, self.model_names)
+
     @property
     def model_names(self) -> tuple[str, ...]:
         return self.config.served_model_names or (self.engine.model_name,)
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The folders of the model's adapters, by the names of models that callers know them as."""
+        return self.engine.info.adapters
 
     @cached_property
     def max_prompt_bytes(self) -> int:
@@ -71,9 +79,13 @@ class Service:
         """The name that the answer carries. Raises ApiError 404 for a model that is not served."""
         if asked is None:
             return self.model_names[0]
-        if asked not in self.model_names:
-            raise unknown_model(asked, self.model_names)
+        if asked not in self.model_names and asked not in self.adapters:
+            raise unknown_model(asked, (*self.model_names, *self.adapters))
         return asked
+
+    def adapter_name(self, asked: str | None) -> str | None:
+        """The adapter that a served name stands for; None if it is the model itself."""
+        return asked if asked in self.adapters else None
 
     async def read_object(self, request: Request) -> dict[str, Any]:
         """The JSON object in the request's body. Raises ApiError 413 and 415, RequestError."""
