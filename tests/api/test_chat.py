@@ -266,3 +266,28 @@ def test_a_seed_repeats_the_answer_and_choices_differ(server: LiveServer) -> Non
     assert len(set(first)) == 4
     alone = server.post(PATH, messages=MESSAGES, seed=5, max_tokens=12).json["choices"][0]["message"]["content"]
     assert alone == first[0]
+
+
+def test_a_chat_template_of_the_request_needs_the_servers_trust(server: LiveServer) -> None:
+    refused = server.post(PATH, messages=MESSAGES, max_tokens=1, chat_template="{{ messages[0].content }}")
+    assert (refused.status, refused.json["error"]["param"]) == (400, "chat_template")
+    assert "trust_request_chat_template" in refused.json["error"]["message"]
+
+
+def test_a_trusted_chat_template_of_the_request_replaces_the_models() -> None:
+    with live_server(small_engine(), trust_request_chat_template=True) as live:
+
+        def tokens(**fields: Any) -> Any:
+            return live.post("/tokenize", messages=MESSAGES, **fields).json["tokens"]
+
+        own = "{{ mood }}{{ messages[0].content }}{{ eos_token }}"
+        assert tokens(chat_template=own, chat_template_kwargs={"mood": "x"}) == [*b"xhi", EOS]
+        assert len(tokens()) == PROMPT
+        reply = live.post(PATH, messages=MESSAGES, max_tokens=1, chat_template="{{ messages[0].content }}")
+        assert reply.json["usage"]["prompt_tokens"] == 2
+        for bad in ("", "{% if %}", "x" * 65537):
+            wrong = live.post(PATH, messages=MESSAGES, max_tokens=1, chat_template=bad)
+            assert (wrong.status, wrong.json["error"]["param"]) == (400, "chat_template")
+        for runaway in ("{% for i in range(10**9) %}{% endfor %}",):
+            slow = live.post(PATH, messages=MESSAGES, max_tokens=1, chat_template=runaway)
+            assert (slow.status, slow.json["error"]["param"]) == (400, "messages")

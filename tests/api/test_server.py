@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.api.server import ServerConfig, run_server
+from paceline.api.server_config import read_api_keys
 from paceline.errors import ConfigError
 from support.live_server import PATIENCE, LiveServer, live_server
 from support.small_text import small_engine
@@ -57,6 +58,37 @@ def test_any_of_the_keys_opens(locked: LiveServer) -> None:
     for shown in (b"Bearer first-key", b"bearer first-key", "Bearer zweiter-schlüssel".encode()):
         assert locked.send("GET", "/v1/models", None, {"Authorization": shown}).status == 200  # type: ignore[dict-item]
     assert locked.client("first-key").models.list().data[0].id == "small"
+
+
+def test_keys_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\nalpha\n\n  beta  \n")
+    assert read_api_keys(path) == ("alpha", "beta")
+    path.write_text("# none\n")
+    with pytest.raises(ConfigError, match=r"api_key_file: .*keys holds no key"):
+        read_api_keys(path)
+    with pytest.raises(ConfigError, match=r"api_key_file: .*absent: No such file"):
+        read_api_keys(tmp_path / "absent")
+
+
+ORIGIN = {"Origin": "https://example.org"}
+PREFLIGHT = {**ORIGIN, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+
+
+def test_pages_of_other_origins_are_not_let_in_by_default(server: LiveServer) -> None:
+    assert "access-control-allow-origin" not in server.send("GET", "/v1/models", None, ORIGIN).headers
+    assert server.send("OPTIONS", "/v1/chat/completions", None, PREFLIGHT).status == 405
+
+
+def test_pages_of_allowed_origins_are_let_in() -> None:
+    with live_server(small_engine(), allowed_origins=("https://example.org",), api_keys=("key",)) as live:
+        preflight = live.send("OPTIONS", "/v1/chat/completions", None, PREFLIGHT)
+        assert preflight.status == 200
+        assert preflight.headers["access-control-allow-origin"] == "https://example.org"
+        # The page has to be able to read a refusal, too.
+        assert live.send("GET", "/v1/models", None, ORIGIN).headers["access-control-allow-origin"] == ORIGIN["Origin"]
+        other = live.send("GET", "/v1/models", None, {"Origin": "https://example.com"})
+        assert "access-control-allow-origin" not in other.headers
 
 
 def test_a_request_id_is_returned_on_every_answer(server: LiveServer, locked: LiveServer) -> None:
@@ -109,7 +141,8 @@ def test_a_text_far_beyond_the_context_is_refused_before_it_is_tokenised(server:
 
 def test_settings_that_make_no_sense_are_refused() -> None:
     for settings in ({"port": 70000}, {"api_keys": ("",)}, {"ping_interval": 0.0}, {"shutdown_timeout": -1.0},
-                     {"max_body_bytes": 0}, {"served_model_names": ("",)}):  # fmt: skip
+                     {"max_body_bytes": 0}, {"served_model_names": ("",)}, {"api_keys": ("a b",)},
+                     {"allowed_origins": ("example.org",)}):  # fmt: skip
         with pytest.raises(ConfigError, match=next(iter(settings))):
             ServerConfig(**settings)  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -59,6 +60,14 @@ def build_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)
     app.add_middleware(Errors)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     app.add_middleware(RequestIds)
     return app
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline.errors import ConfigError
 
@@ -18,6 +20,10 @@ class ServerConfig:
         host: address to listen on; the default can be reached from this machine only.
         port: 0 takes a free one.
         api_keys: if any, every route but ``/health`` and ``/ping`` asks for one of them.
+        allowed_origins: web pages of other origins that browsers let in, such as ``https://example.org``; ``*`` is all
+            of them. None by default.
+        trust_request_chat_template: let requests bring a chat template of their own. Templates are programs: their
+            loops have a time limit, but their memory has none.
         served_model_names: names that the model answers to, the first being its own; empty takes the engine's.
         max_body_bytes: larger request bodies are refused.
         ping_interval: seconds without news after which a stream carries an empty comment, so that proxies keep it
@@ -28,6 +34,8 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    trust_request_chat_template: bool = False
     served_model_names: tuple[str, ...] = ()
     max_body_bytes: int = 32 * MIB
     ping_interval: float | None = None
@@ -40,6 +48,11 @@ class ServerConfig:
             raise ConfigError(f"max_body_bytes must be at least 1, not {self.max_body_bytes}")
         if not all(self.api_keys):
             raise ConfigError("api_keys must not hold an empty key")
+        if not all(key.isprintable() and " " not in key for key in self.api_keys):
+            raise ConfigError("api_keys must not hold spaces or control characters: a header has to carry them")
+        for origin in self.allowed_origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+                raise ConfigError(f"allowed_origins must be like https://example.org (or *), not {origin!r:.100}")
         if not all(self.served_model_names):
             raise ConfigError("served_model_names must not hold an empty name")
         if self.ping_interval is not None and not self.ping_interval > 0:
@@ -52,3 +65,16 @@ def check_adapter_names(adapters: Iterable[str], model_names: Iterable[str]) -> 
     """Raises ConfigError for an adapter that has the name of the model: requests could not tell them apart."""
     if both := set(adapters) & set(model_names):
         raise ConfigError(f"lora: the model itself is served as {min(both)!r}; give the adapter another name")
+
+
+def read_api_keys(path: Path) -> tuple[str, ...]:
+    """The keys of a file, one a line; empty lines and those that begin with ``#`` are none. Raises ConfigError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"api_key_file: {path}: {reason}") from None
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    if not keys:
+        raise ConfigError(f"api_key_file: {path} holds no key")
+    return keys

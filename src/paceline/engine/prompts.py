@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.engine.intake import check_token_ids
 from paceline.engine.model_info import ModelInfo
@@ -11,6 +11,9 @@ from paceline.errors import RequestError
 from paceline.text import chat_prompt
 from paceline.text.answer_parser import Thinking
 from paceline.text.messages import normalise_messages
+
+if TYPE_CHECKING:
+    from paceline.text.chat_template import ChatTemplate
 
 PROMPT_TAIL = 32
 """Tokens at the end of a prompt that tags are looked for in."""
@@ -33,15 +36,17 @@ def encode_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     tools: list[dict[str, Any]] | None = None,
+    template: ChatTemplate | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """A conversation through the model's chat template. Raises RequestError (``messages``)."""
-    if info.chat_template is None:
+    """A conversation through ``template``, or else the model's own. Raises RequestError (``messages``)."""
+    template = template or info.chat_template
+    if template is None:
         raise RequestError(
             f"{info.name} has no chat template: use a raw prompt, or give a template with chat_template", "messages"
         )
     return chat_prompt.encode_chat(
-        info.chat_template,
+        template,
         info.tokenizer,
         messages,
         tools=tools,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config import EngineConfig
 from paceline.engine.intake import Intake, accept
@@ -40,6 +40,9 @@ from paceline.errors import ENGINE_LOST, ConfigError, EngineUnavailable, QueueFu
 from paceline.sampling_params import SamplingParams
 from paceline.text.answer_parser import Thinking
 from paceline.types import FinishReason, TokenEvent, TokenLogprobs
+
+if TYPE_CHECKING:
+    from paceline.text.chat_template import ChatTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -272,15 +275,17 @@ class AsyncEngine:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
+        template: ChatTemplate | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """A conversation as ids, through the model's chat template. Raises RequestError (``messages``)."""
+        """A conversation as ids, through ``template`` or the model's own. Raises RequestError (``messages``)."""
         return encode_chat(
             self._info,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
+            template=template,
             template_kwargs=template_kwargs,
         )
 

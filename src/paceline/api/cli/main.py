@@ -10,6 +10,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline import __version__
 from paceline.api.cli.flags import Parser, add_engine_flags, memory_size
@@ -86,6 +87,13 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that requests may use")
     group.add_argument(
         "--api-key", action="append", metavar="KEY", help="require this key (repeatable; also $PACELINE_API_KEY)"
+    )
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="require one of the keys in it, one a line")
+    group.add_argument(
+        "--allowed-origins", nargs="+", metavar="ORIGIN", help="web pages that may call from a browser; * is all [none]"
+    )
+    group.add_argument(
+        "--trust-request-chat-template", action="store_true", help="let requests bring their own chat_template"
     )
     group.add_argument("--max-body-bytes", type=memory_size, default=32 * 2**20, help="largest request body [32MiB]")
     group.add_argument("--ping-interval", type=float, help="seconds of silence after which a stream gets a comment")

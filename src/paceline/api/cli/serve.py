@@ -6,18 +6,22 @@ import argparse
 
 from paceline.api.cli.flags import engine_config
 from paceline.api.server import ServerConfig, run_server
-from paceline.api.server_config import check_adapter_names
+from paceline.api.server_config import check_adapter_names, read_api_keys
 from paceline.config import read_environment
 from paceline.engine.launch import launch_engine
 
 
 def serve(args: argparse.Namespace) -> int:
     config = engine_config(args)
-    keys = tuple(args.api_key or ()) + tuple(filter(None, (read_environment().api_key or "").split(",")))
+    keys = [*(args.api_key or ()), *filter(None, (read_environment().api_key or "").split(","))]
+    if args.api_key_file is not None:
+        keys += read_api_keys(args.api_key_file)
     server = ServerConfig(
         host=args.host,
         port=args.port,
-        api_keys=keys,
+        api_keys=tuple(keys),
+        allowed_origins=tuple(args.allowed_origins or ()),
+        trust_request_chat_template=args.trust_request_chat_template,
         max_body_bytes=args.max_body_bytes,
         ping_interval=args.ping_interval,
         shutdown_timeout=args.shutdown_timeout,

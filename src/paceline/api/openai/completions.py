@@ -36,6 +36,7 @@ DETOKENIZER_CONTEXT = 8
 DEFAULT_MAX_TOKENS = 16
 KIND = "text_completion"
 UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "enable_thinking": (),

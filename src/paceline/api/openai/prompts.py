@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.api.openai.requests import MAX_SEQUENCES, ChatBody, TokenizeBody
 from paceline.api.openai.service import Service
-from paceline.errors import RequestError
+from paceline.errors import CheckpointError, RequestError
 from paceline.text.stand_ins import strings_in
+
+if TYPE_CHECKING:
+    from paceline.text.chat_template import ChatTemplate
 
 Prompt = str | list[int]
 
@@ -69,6 +72,7 @@ async def encode_messages(
     continues = bool(body.continue_final_message)
 
     def encode() -> list[int]:
+        template = _own_template(service, body)
         _check_size(service, sum(len(text.encode()) for text in strings_in(body.messages)), "messages")
         _check_size(service, sum(len(text.encode()) for text in strings_in(tools)), "tools")
         return service.engine.encode_chat(
@@ -76,18 +80,40 @@ async def encode_messages(
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
             tools=list(tools) or None,
-            template_kwargs=_template_kwargs(service, body),
+            template=template,
+            template_kwargs=_template_kwargs(service, body, template),
         )
 
     return await asyncio.to_thread(encode)
 
 
-def _template_kwargs(service: Service, body: ChatBody | TokenizeBody) -> dict[str, Any]:
+def _own_template(service: Service, body: ChatBody | TokenizeBody) -> ChatTemplate | None:
+    """The template that the request brings. Raises RequestError if such are not wanted here, or if it is no Jinja."""
+    if body.chat_template is None:
+        return None
+    if not service.config.trust_request_chat_template:
+        raise RequestError(
+            "chat_template is not taken from requests here (the server's trust_request_chat_template allows it)",
+            "chat_template",
+        )
+    from paceline.text.chat_template import ChatTemplate
+
+    tokenizer = service.engine.tokenizer
+    try:
+        return ChatTemplate(
+            body.chat_template, bos_token=tokenizer.bos_token or "", eos_token=tokenizer.eos_token or ""
+        )
+    except CheckpointError as error:
+        raise RequestError(f"chat_template: {error}", "chat_template") from None
+
+
+def _template_kwargs(service: Service, body: ChatBody | TokenizeBody, template: ChatTemplate | None) -> dict[str, Any]:
     """What the template is to know. Raises RequestError for a field of ours that it does not look at."""
     kwargs = dict(body.chat_template_kwargs or {})
+    variables = service.engine.template_variables if template is None else template.variables
     for field, names in TEMPLATE_FIELDS.items():
         value = getattr(body, field)
-        known = [name for name in names if name in service.engine.template_variables]
+        known = [name for name in names if name in variables]
         if value is None or (value is False and not service.engine.can_think):
             continue
         if not known:

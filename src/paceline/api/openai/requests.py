@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEQUENCES = 1024
+MAX_TEMPLATE_CHARS = 65536
 """Prompts times choices of one HTTP request, at most."""
 
 _TEXT, _ID = {"type": "string"}, {"type": "integer"}
@@ -44,6 +45,7 @@ _Schema = Annotated[Any, WithJsonSchema({"type": ["object", "string", "null"]})]
 _Messages = Annotated[Any, WithJsonSchema(_list_of({"type": "object"}))]
 _Prompt = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT), _list_of(_ID), _list_of(_list_of(_ID))]})]
 _Tools = Annotated[Any, WithJsonSchema({"anyOf": [_list_of({"type": "object"}), {"type": "null"}]})]
+_Template = Annotated[str | None, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
 _ToolChoice = Annotated[Any, WithJsonSchema({"type": ["string", "object", "null"]})]
 _SWITCH = {"type": ["boolean", "null"]}
 _Options = Annotated[
@@ -138,6 +140,7 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: _Template = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: _Tools = None
     tool_choice: _ToolChoice = None
@@ -166,6 +169,7 @@ class TokenizeBody(Body):
     parse_special: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: _Template = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Annotated[str | None, Field(min_length=1, max_length=32)] = None

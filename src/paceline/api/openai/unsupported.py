@@ -45,7 +45,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (False,),
     "max_streaming_response_tokens": (1,),
     # Other ways to write the prompt
-    "chat_template": (),
     "disable_chat_template": (False,),
     "prompt_token_ids": (),
     "completion_token_ids": (),
