@@ -7,7 +7,7 @@ was given is given to the next one, together with what has been said. Nothing he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paceline.core.request import Request
 from paceline.engine.messages import Submit
@@ -33,8 +33,8 @@ class _Sequence:
     num_scored: int = 0
     num_likely: int = 0
     num_cached_tokens: int | None = None
-    num_losses: int = field(default=0)
-    length_at_loss: int = field(default=0)
+    num_losses: int = 0
+    length_at_loss: int = 0
 
     @property
     def is_suspect(self) -> bool:

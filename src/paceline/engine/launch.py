@@ -16,6 +16,7 @@ from paceline.engine.load import (
     load_text,
     open_model,
 )
+from paceline.engine.model_info import ModelInfo
 from paceline.engine.service import AsyncEngine
 from paceline.sample.grammar import Grammars
 
@@ -28,6 +29,17 @@ def launch_engine(config: EngineConfig, *, in_process: bool = False, progress: b
     """
     if in_process:
         return engine_on_thread(load_engine(config, progress=progress), config)
+    info, found, link = load_model_process(config, progress=progress)
+    return AsyncEngine(info, found, link, EngineProcess, load_model_process)
+
+
+def load_model_process(
+    config: EngineConfig, *, progress: bool = False
+) -> tuple[ModelInfo, EngineConfig, EngineProcess]:
+    """An engine process that has loaded the model, what its front has to know, and the settings for its successors.
+
+    Raises CheckpointError and ConfigError.
+    """
     opened = open_model(config, progress=progress)
     # The engine's process need not search again for what has been found.
     found = replace(config, model=str(opened.path))
@@ -39,12 +51,20 @@ def launch_engine(config: EngineConfig, *, in_process: bool = False, progress: b
     except BaseException:
         link.kill()
         raise
-    return AsyncEngine(info, found, link, EngineProcess)
+    return info, found, link
 
 
 def engine_on_thread(loaded: LoadedEngine, config: EngineConfig) -> AsyncEngine:
     """A front for an engine that is in this process already. Its successors are loaded anew."""
-    first = Runtime(loaded.engine, loaded.facts)
     return AsyncEngine(
-        loaded.info, config, EngineThread(lambda: first), lambda again: EngineThread(lambda: load_runtime(again))
+        loaded.info,
+        config,
+        EngineThread(lambda: Runtime(loaded.engine, loaded.facts)),
+        lambda again: EngineThread(lambda: load_runtime(again)),
+        _load_model_thread,
     )
+
+
+def _load_model_thread(config: EngineConfig) -> tuple[ModelInfo, EngineConfig, EngineThread]:
+    loaded = load_engine(config, progress=False)
+    return loaded.info, config, EngineThread(lambda: Runtime(loaded.engine, loaded.facts))

@@ -105,13 +105,19 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            runtime = self._load()
+            runtime = self._take()()
             self._tell(Ready(runtime.facts))
             EngineLoop(runtime.engine, self._inbox, self._tell).run()
         except Exception as error:
             logger.exception("the engine failed")
             self._error = f"{type(error).__name__}: {error}"
         self._tell(None)
+
+    def _take(self) -> Callable[[], Runtime]:
+        """What loads, which may hold all weights and is not kept."""
+        load = self._load
+        del self._load
+        return load
 
     def _tell(self, message: FromEngine | None) -> None:
         if self._loop is not None and not self._loop.is_closed():

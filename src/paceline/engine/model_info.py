@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from paceline.sample.grammar import Grammars
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.text.chat_template import ChatTemplate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelInfo:
     """Attributes:
     name: what the caller named the model.
@@ -48,3 +49,9 @@ class ModelInfo:
     grammars: Grammars
     numerics: str
     adapters: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def max_prompt_bytes(self) -> int:
+        """A longer text cannot fit the context: no token covers more bytes than the longest one."""
+        longest = max(len(self.tokenizer.token_bytes(token)) for token in range(self.tokenizer.vocab_size))
+        return self.max_model_len * longest

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 LOST_ENGINES = 5
 """Engines lost in a row without one step carried out, that end the sequences in flight; and, at the load, all hope."""
+DRAIN_SECONDS = 0.02
+"""How often it is looked whether the last request has ended, before other weights are loaded."""
 RELAUNCH_SECONDS = 0.5
 """The wait before an engine is launched again that did not even load, doubled each time."""
 
@@ -56,14 +58,20 @@ class EngineState(StrEnum):
     """What a front can say of its engine.
 
     RECOVERING: it was lost, and its successor loads; requests are accepted and wait for it. SLEEPING: it was put to
-    sleep, its memory is free; requests in flight wait, new ones are refused. FAILED: it cannot be brought back.
+    sleep, its memory is free; requests in flight wait, new ones are refused. LOADING: other weights take the place of
+    the present ones; new requests are refused until they are there. FAILED: it cannot be brought back.
     """
 
     STOPPED = "stopped"
     RUNNING = "running"
     RECOVERING = "recovering"
     SLEEPING = "sleeping"
+    LOADING = "loading"
     FAILED = "failed"
+
+
+ModelLoader = Callable[[EngineConfig], tuple[ModelInfo, EngineConfig, EngineLink]]
+"""Launches an engine for a model and describes it, as :func:`~paceline.engine.launch.load_model_process` does."""
 
 
 class RequestStream:
@@ -120,13 +128,24 @@ class AsyncEngine:
             so that every successor has the same limits.
         link: an engine that is loaded or loading.
         launch: starts its successors.
+        load: starts an engine for other weights; without it there can be none.
     """
 
-    def __init__(self, info: ModelInfo, config: EngineConfig, link: EngineLink, launch: Launcher) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        config: EngineConfig,
+        link: EngineLink,
+        launch: Launcher,
+        load: ModelLoader | None = None,
+    ) -> None:
         self._info = info
+        self._asked = config
         self._config = config
         self._link = link
         self._launch = launch
+        self._load = load
+        self._is_loading = False
         self._seeds = random.Random(config.seed)
         self._journal = Journal()
         self._text = TextSide(info, self._drop)
@@ -195,7 +214,7 @@ class AsyncEngine:
         self._state = EngineState.RECOVERING
         self._last_sign = time.monotonic()
         await self._link.attach(self._receive)
-        if self._link.can_be_killed:
+        if self._link.can_be_killed and self._keeper is None:
             self._keeper = asyncio.create_task(self._keep_watch())
 
     async def stop(self) -> None:
@@ -213,17 +232,17 @@ class AsyncEngine:
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        return EngineState.LOADING if self._is_loading else self._state
 
     @property
     def is_healthy(self) -> bool:
         """Whether requests are answered, or will be without anybody's doing."""
-        return self._state in (EngineState.RUNNING, EngineState.RECOVERING)
+        return self.state in (EngineState.RUNNING, EngineState.RECOVERING)
 
     def check_available(self) -> None:
         """Raises EngineUnavailable if requests are refused."""
         if not self.is_healthy:
-            raise EngineUnavailable(f"the engine is {self._state}" + (f": {self._failure}" if self._failure else ""))
+            raise EngineUnavailable(f"the engine is {self.state}" + (f": {self._failure}" if self._failure else ""))
 
     @property
     def stats(self) -> EngineStats:
@@ -236,8 +255,8 @@ class AsyncEngine:
 
     async def sleep(self) -> None:
         """Give back the engine's memory. What is in flight waits, and goes on after :meth:`wake_up`."""
-        if self._state is not EngineState.RUNNING:
-            raise EngineUnavailable(f"the engine is {self._state}")
+        if self.state is not EngineState.RUNNING:
+            raise EngineUnavailable(f"the engine is {self.state}")
         self._state = EngineState.SLEEPING
         self._failure = "POST /wake_up brings it back"
         self._is_ready = False
@@ -248,12 +267,64 @@ class AsyncEngine:
 
     async def wake_up(self) -> None:
         """Load the model again. Returns once the engine runs. Raises EngineUnavailable if it does not sleep."""
-        if self._state is not EngineState.SLEEPING:
-            raise EngineUnavailable(f"the engine is {self._state}")
+        if self.state is not EngineState.SLEEPING:
+            raise EngineUnavailable(f"the engine is {self.state}")
         self._state = EngineState.RECOVERING
         await self._relaunch()
         await self._settled.wait()
         self.check_available()
+
+    async def load_weights(self, model: str, *, abort_running: bool = False) -> None:
+        """Serve another model with the same settings in the present one's place, and wake up if need be.
+
+        Requests in flight end with the weights that they began with, or are ended by ``abort_running``; new ones are
+        refused meanwhile. The old weights are gone before the new ones come, so that memory need not hold both.
+
+        Args:
+            model: folder, ``.gguf`` file, alias or name, as ``EngineConfig.model``.
+
+        Raises CheckpointError or ConfigError if it cannot be loaded; the old model is served again then. Raises
+        EngineUnavailable in a state that allows no change, and while requests wait for a sleeping engine.
+        """
+        if self._load is None or self.state not in (EngineState.RUNNING, EngineState.SLEEPING, EngineState.FAILED):
+            raise EngineUnavailable(f"no other weights can be loaded: the engine is {self.state}")
+        if self._state is EngineState.SLEEPING and self._streams and not abort_running:
+            raise EngineUnavailable(f"{len(self._streams)} requests wait for the sleeping engine; wake it up first")
+        self._is_loading = True
+        try:
+            if abort_running:
+                self.abort_all()
+            while self._streams:
+                await asyncio.sleep(DRAIN_SECONDS)
+            await self._replace(self._load, replace(self._asked, model=model))
+            await self._settled.wait()
+        finally:
+            self._is_loading = False
+        self.check_available()
+
+    async def _replace(self, load: ModelLoader, config: EngineConfig) -> None:
+        if self._state is EngineState.RECOVERING:
+            await self._settled.wait()
+        if self._state is EngineState.RUNNING:
+            self._is_ready = False
+            self._state = EngineState.SLEEPING
+            await self._link.stop()
+        self._settled.clear()
+        try:
+            info, found, link = await asyncio.to_thread(load, config)
+        except BaseException:
+            if self._state is not EngineState.STOPPED:
+                self._state, self._failure = EngineState.RECOVERING, ""
+                await self._relaunch()
+            raise
+        if self._state is EngineState.STOPPED:
+            link.kill()
+            return
+        logger.info("%s takes the place of %s", info.name, self._info.name)
+        self._info, self._asked, self._config, self._link = info, config, found, link
+        self._text = TextSide(info, self._drop)
+        self._num_lost_in_a_row, self._failure = 0, ""
+        await self.start()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
@@ -300,16 +371,20 @@ class AsyncEngine:
         adapter: str | None = None,
         thinking: Thinking = Thinking.OFF,
         shown_ids: frozenset[int] = frozenset(),
+        model: ModelInfo | None = None,
     ) -> RequestStream:
         """Queue a request (see :func:`~paceline.engine.intake.accept`).
+
+        ``model`` is the :attr:`info` with which the prompt was made: it is refused if other weights have come since.
 
         Returns once it is accepted; raises RequestError, QueueFull or EngineUnavailable if it is not.
         """
         self.check_available()
+        model = self._info if model is None else model
         # Not on the loop: the tokenizer, which stop strings and bad words need, may be busy with a long prompt.
         intake = await asyncio.to_thread(
             accept,
-            self._info,
+            model,
             prompt_token_ids,
             params,
             request_id=request_id,
@@ -321,6 +396,8 @@ class AsyncEngine:
             shown_ids=shown_ids,
         )
         self.check_available()
+        if model is not self._info:
+            raise EngineUnavailable("other weights were loaded while the request was prepared; send it again")
         if request_id in self._streams:
             raise RequestError(f"a request with the id {request_id!r} is running", "request_id")
         self._check_queue(len(intake.requests))

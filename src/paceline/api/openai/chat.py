@@ -67,19 +67,22 @@ class _Chat:
         self._asked = asked
         self._body = asked.body
         self._params = asked.params
-        self._tokenizer = service.engine.tokenizer
+        self._info = service.engine.info
+        self._tokenizer = self._info.tokenizer
 
     async def _generating(self) -> AbstractAsyncContextManager[Generation]:
-        info = self._service.engine.info
+        info = self._info
         tokens = await encode_messages(self._service, self._body, self._choice.tools)
         thinking = thinking_after(info, tokens, self._body.messages if self._body.continue_final_message else None)
         self._answers = [Answer(info, self._choice, thinking) for _ in range(self._params.n)]
         shown = info.formats.shown_ids(calls=bool(self._choice.tools))
-        return generating(self._service, self._asked, [tokens], prefix="chatcmpl", thinking=thinking, shown_ids=shown)
+        return generating(
+            self._service, self._asked, [tokens], info, prefix="chatcmpl", thinking=thinking, shown_ids=shown
+        )
 
     def _follow(self, generation: Generation) -> None:
         """Let the usage tell of the thinking."""
-        if self._service.engine.info.formats.reasoning is not None:
+        if self._info.formats.reasoning is not None:
             generation.reasoning_tokens = lambda: sum(answer.reasoning_tokens for answer in self._answers)
 
     # ---- in one piece

@@ -75,6 +75,7 @@ class _Completion:
         self._asked = asked
         self._body = asked.body
         self._prompts = prompts
+        self._info = service.engine.info
         self._encoded: list[list[int]] = []
 
     async def _generating(self) -> AbstractAsyncContextManager[Generation]:
@@ -84,7 +85,7 @@ class _Completion:
             add_special=self._body.add_special_tokens,
             parse_special=self._body.parse_special,
         )
-        return generating(self._service, self._asked, self._encoded, prefix="cmpl")
+        return generating(self._service, self._asked, self._encoded, self._info, prefix="cmpl")
 
     async def answer(self) -> dict[str, Any]:
         async with await self._generating() as generation:
@@ -95,7 +96,7 @@ class _Completion:
                 for whole in wholes:
                     entries = generation.streams[whole["index"] // generation.num_choices].prompt_logprobs or ()
                     whole["prompt_logprobs"] = prompt_logprobs_by_id(
-                        self._service.engine.tokenizer, entries, self._body.prompt_logprobs
+                        self._info.tokenizer, entries, self._body.prompt_logprobs
                     )
             return {**generation.head(KIND), "choices": wholes, "usage": generation.usage()}
 
@@ -118,7 +119,7 @@ class _Completion:
                 # A truncated prompt is no longer the text that it was made from.
                 text = prompt if len(stream.prompt_token_ids) == len(self._encoded[number]) else None
                 choices[index] = _Choice(
-                    index, self._asked, self._service.engine.tokenizer, stream, text if isinstance(text, str) else None
+                    index, self._asked, self._info.tokenizer, stream, text if isinstance(text, str) else None
                 )
                 if self._body.echo:
                     yield choices[index].echo()

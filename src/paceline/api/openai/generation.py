@@ -18,6 +18,7 @@ from paceline.text.answer_parser import Thinking
 from paceline.types import FinishReason
 
 if TYPE_CHECKING:
+    from paceline.engine.model_info import ModelInfo
     from paceline.engine.service import RequestStream
 
 
@@ -137,6 +138,7 @@ async def generating(
     service: Service,
     wanted: Wanted[Any],
     prompts: Sequence[Sequence[int]],
+    info: ModelInfo,
     *,
     prefix: str,
     thinking: Thinking = Thinking.OFF,
@@ -144,7 +146,8 @@ async def generating(
 ) -> AsyncIterator[Generation]:
     """Submit the prompts; on leaving, for whatever reason, nothing of them runs on.
 
-    ``thinking`` and ``shown_ids`` are those of :func:`~paceline.engine.intake.accept`.
+    ``info`` is the model that the prompts were made for; ``thinking`` and ``shown_ids`` are those of
+    :func:`~paceline.engine.intake.accept`.
 
     Raises RequestError and QueueFull if one of them is not accepted (then none is), EngineUnavailable.
     """
@@ -164,7 +167,7 @@ async def generating(
         try:
             for index, prompt in enumerate(prompts):
                 generation.add(
-                    await _submit(service, wanted, prompt, f"{prefix}-{own_id}-{index}", thinking, shown_ids)
+                    await _submit(service, wanted, prompt, info, f"{prefix}-{own_id}-{index}", thinking, shown_ids)
                 )
             yield generation
         finally:
@@ -175,6 +178,7 @@ async def _submit(
     service: Service,
     wanted: Wanted[Any],
     prompt: Sequence[int],
+    info: ModelInfo,
     request_id: str,
     thinking: Thinking,
     shown_ids: frozenset[int],
@@ -190,6 +194,7 @@ async def _submit(
             adapter=service.adapter_name(body.model),
             thinking=thinking,
             shown_ids=shown_ids,
+            model=info,
         )
     except RequestError as error:
         raise wanted.respelt(error) from None

@@ -127,9 +127,10 @@ def _template_kwargs(service: Service, body: ChatBody | TokenizeBody, template: 
 def _check_size(service: Service, num_bytes: int, param: str) -> None:
     """Tokenising megabytes takes seconds: what cannot fit is refused before."""
     # The exact limit takes a look at every token, so most texts are not measured by it.
-    if num_bytes > service.engine.max_model_len and num_bytes > service.max_prompt_bytes:
+    info = service.engine.info
+    if num_bytes > info.max_model_len and num_bytes > info.max_prompt_bytes:
         raise RequestError(
-            f"{param} is a text of {num_bytes} bytes, but the context holds {service.engine.max_model_len} tokens "
-            f"of together {service.max_prompt_bytes} bytes at most",
+            f"{param} is a text of {num_bytes} bytes, but the context holds {info.max_model_len} tokens "
+            f"of together {info.max_prompt_bytes} bytes at most",
             param,
         )

@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_SEQUENCES = 1024
-MAX_TEMPLATE_CHARS = 65536
 """Prompts times choices of one HTTP request, at most."""
+MAX_TEMPLATE_CHARS = 65536
+"""Length of a chat template that a request brings, at most."""
 
 _TEXT, _ID = {"type": "string"}, {"type": "integer"}
 
@@ -187,6 +188,13 @@ class AbortBody(Body):
     """``POST /v1/abort``: the ``request_id`` that the caller gave, or the ``id`` of the answer."""
 
     request_id: str
+
+
+class UpdateWeightsBody(Body):
+    """``POST /update_weights_from_disk``: a folder, a ``.gguf`` file, an alias or a name, as ``serve`` takes it."""
+
+    model_path: Annotated[str, Field(min_length=1)]
+    abort_all_requests: bool | None = None
 
 
 BodyT = TypeVar("BodyT", bound=Body)

@@ -10,7 +10,14 @@ from pydantic import BaseModel
 from paceline.api.openai import info, tokens
 from paceline.api.openai.chat import create_chat_completion
 from paceline.api.openai.completions import create_completion
-from paceline.api.openai.requests import AbortBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from paceline.api.openai.requests import (
+    AbortBody,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    UpdateWeightsBody,
+)
 from paceline.api.openai.service import Service
 
 
@@ -60,6 +67,10 @@ def openai_routes(service: Service) -> APIRouter:
     @router.post("/wake_up")
     async def wake_up() -> Response:
         return await info.wake_up(service)
+
+    @router.post("/update_weights_from_disk", openapi_extra=_takes(UpdateWeightsBody))
+    async def update_weights(request: Request) -> Response:
+        return await info.update_weights(service, request)
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:

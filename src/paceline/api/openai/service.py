@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -67,13 +66,6 @@ class Service:
     def adapters(self) -> Mapping[str, str]:
         """The folders of the model's adapters, by the names of models that callers know them as."""
         return self.engine.info.adapters
-
-    @cached_property
-    def max_prompt_bytes(self) -> int:
-        """A longer text cannot fit the context: no token covers more bytes than the longest one."""
-        tokenizer = self.engine.tokenizer
-        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
-        return self.engine.max_model_len * longest
 
     def served_name(self, asked: str | None) -> str:
         """The name that the answer carries. Raises ApiError 404 for a model that is not served."""
