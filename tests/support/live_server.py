@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -107,11 +107,12 @@ def live_server(
     loaded: LoadedEngine,
     *,
     reload: Callable[[], LoadedEngine] | None = None,
+    others: Mapping[str, Callable[[], LoadedEngine]] | None = None,
     max_waiting: int | None = None,
     **settings: Any,
 ) -> Iterator[LiveServer]:
     """Serves until the block is left. ``settings`` are those of ServerConfig."""
-    engine = served(loaded, reload, max_waiting=max_waiting)
+    engine = served(loaded, reload, others, max_waiting=max_waiting)
     app = build_app(engine, ServerConfig(port=0, **settings))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))

@@ -224,6 +224,7 @@ class AsyncEngine:
         self.abort_all()
         was, self._state = self._state, EngineState.STOPPED
         self._failure = ""
+        self._settled.set()
         for task in (self._keeper, self._recovering):
             if task is not None:
                 task.cancel()
@@ -305,6 +306,8 @@ class AsyncEngine:
     async def _replace(self, load: ModelLoader, config: EngineConfig) -> None:
         if self._state is EngineState.RECOVERING:
             await self._settled.wait()
+        if self._state is EngineState.STOPPED:
+            return
         if self._state is EngineState.RUNNING:
             self._is_ready = False
             self._state = EngineState.SLEEPING
