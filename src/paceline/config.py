@@ -15,6 +15,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "max_model_len": (1, 2**31 - 1),
     "max_num_seqs": (1, 2**16),
     "max_num_batched_tokens": (1, 2**20),
+    "target_step_ms": (1.0, 1e9),
     "block_size": (1, 2**12),
     "kv_cache_memory": (1, 2**50),
     "memory_utilization": (0.001, 1.0),
@@ -58,6 +59,8 @@ class EngineConfig:
         max_model_len: tokens of prompt and output together; None takes the model's own limit, lowered if memory asks.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens computed in one step, at most.
+        target_step_ms: how long a step may take for which running streams wait, in milliseconds: prompts are cut into
+            smaller pieces then, of 32 tokens or what costs as much at the least. None is no limit.
         block_size: tokens of one block of the key-value store.
         kv_cache_memory: bytes for keys and values; None takes a share of the memory that is really available.
         memory_utilization: that share, of what is left after the weights are loaded.
@@ -91,6 +94,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    target_step_ms: float | None = 200.0
     block_size: int = DEFAULT_BLOCK_SIZE
     kv_cache_memory: int | None = None
     memory_utilization: float = 0.5

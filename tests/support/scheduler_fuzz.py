@@ -53,6 +53,8 @@ class _Scenario:
             queue_timeout=rng.choice([None, None, None, rng.uniform(1, 30)]),
             admission_age_limit=rng.choice([0, 1, 3, 64]),
             decode_blocks_ahead=rng.choice([0, 0, 1, 2]),
+            target_step_ms=rng.choice([None, 1.0, 100.0]),
+            pair_cost=rng.choice([0.0, 0.1]),
         )
         caching = rng.random() < 0.8
         kv = KvManager(self.num_blocks, self.block_size, enable_prefix_caching=caching)
@@ -85,7 +87,6 @@ class _Scenario:
                 self._add()
             self._disturb()
             self._step()
-            self.now += 1
         scheduler.check_idle()
         assert scheduler.num_running == scheduler.num_waiting == scheduler.num_blocks_used == 0
         for record in self.records.values():
@@ -167,6 +168,7 @@ class _Scenario:
         self._check_salts(plan)
         result = self.runner.execute(plan)
         self._disturb()
+        self.now += self.rng.choice([0.0, 0.01, 0.1, 1.0])
         for event in scheduler.commit(plan, result):
             record = self.records[event.request_id]
             assert not record.ended, "an event after the end"

@@ -34,12 +34,14 @@ class LLM:
     >>> with LLM("smollm2-135m-instruct") as llm:                                   # doctest: +SKIP
     ...     print(llm.chat([{"role": "user", "content": "Hello!"}])[0].outputs[0].text)
 
-    The keyword arguments are the fields of :class:`~paceline.config.EngineConfig`. Use it as a context manager, or call
+    The keyword arguments are the fields of :class:`~paceline.config.EngineConfig`; ``target_step_ms`` is off unless
+    given, as nobody waits for single steps here. Use it as a context manager, or call
     :meth:`close`, to give its memory back at once. Several threads may share it; their requests run together.
     """
 
     def __init__(self, model: str, **engine_args: Any) -> None:
-        self._connect(load_engine(EngineConfig(model, **engine_args)), engine_args.get("seed"))
+        config = EngineConfig(model, **{"target_step_ms": None, **engine_args})
+        self._connect(load_engine(config), config.seed)
 
     @classmethod
     def from_engine(cls, loaded: LoadedEngine, *, seed: int | None = None) -> LLM:

@@ -10,10 +10,11 @@ import heapq
 import time
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.kv_manager import KvManager
+from paceline.core.pace import Pace
 from paceline.core.request import Request
 from paceline.core.stop import Stop, find_stop
 from paceline.errors import WAITED_TOO_LONG, RequestError
@@ -34,7 +35,10 @@ MISFITS_LOOKED_AT = 16
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """The limits of :class:`~paceline.config.EngineConfig` that scheduling knows, under the same names."""
+    """The limits of :class:`~paceline.config.EngineConfig` that scheduling knows, under the same names.
+
+    ``pair_cost`` is the model's: see :class:`~paceline.core.pace.Pace`.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -42,6 +46,30 @@ class SchedulerLimits:
     queue_timeout: float | None = None
     admission_age_limit: int = 64
     decode_blocks_ahead: int = 0
+    target_step_ms: float | None = None
+    pair_cost: float = 0.0
+
+
+class _Budget:
+    """What a step has left for prompts: tokens, and work if streams wait for it."""
+
+    def __init__(self, tokens: int, pace: Pace | None, decodes: Sequence[SeqSpan]) -> None:
+        self._tokens = tokens - len(decodes)
+        self._pace = pace if decodes else None
+        self._room = 0.0 if self._pace is None else self._pace.room(decodes)
+
+    @property
+    def is_spent(self) -> bool:
+        return self._tokens == 0 or (self._pace is not None and self._room < 1)
+
+    def take(self, start: int, wanted: int) -> int:
+        """Spend it on ``wanted`` tokens from position ``start`` on, or on fewer, but on one; it must not be spent."""
+        count = min(self._tokens, wanted)
+        if self._pace is not None:
+            count = min(count, max(self._pace.fitting(start, self._room), 1))
+            self._room -= self._pace.work(start, count)
+        self._tokens -= count
+        return count
 
 
 class Scheduler:
@@ -62,6 +90,9 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._clock = clock
+        target = limits.target_step_ms
+        self._pace = None if target is None else Pace(target / 1000, limits.pair_cost)
+        self._planned_at = 0.0
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
         self._running: dict[int, Request] = {}
@@ -156,6 +187,8 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Hand out the token budget: decodes first, then running prompts by rank, then new requests.
 
+        Prompts get less of it beside decodes if the step would take longer than ``target_step_ms``.
+
         The plan may be without spans: then slots are to be released, or events wait for the commit.
         """
         if self._in_flight is not None:
@@ -163,7 +196,6 @@ class Scheduler:
         self._step += 1
         self._end_overdue()
         preemptions_before = self.num_preemptions
-        budget = self.limits.max_num_batched_tokens
         starts: list[SeqStart] = []
         spans: list[SeqSpan] = []
         running = sorted(self._running.values(), key=_rank)
@@ -174,16 +206,16 @@ class Scheduler:
                 new_blocks = self._grow(request)
                 if new_blocks is not None:
                     spans.append(self._span(request, 1, new_blocks))
-                    budget -= 1
+        budget = _Budget(self.limits.max_num_batched_tokens, self._pace, spans)
         for request in running:
-            if budget and request.slot is not None and request.num_left > 1:
-                spans.append(self._span(request, min(budget, request.num_left)))
-                budget -= spans[-1].count
+            if not budget.is_spent and request.slot is not None and request.num_left > 1:
+                spans.append(self._span(request, budget.take(request.num_computed, request.num_left)))
         # Whoever was just preempted has the better claim to what is free now.
         if self.num_preemptions == preemptions_before:
             self._admit(budget, starts, spans)
         released, self._released = self._released, []
         self._in_flight = StepPlan(self._step, tuple(released), tuple(starts), tuple(spans))
+        self._planned_at = self._clock()
         return self._in_flight
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
@@ -194,6 +226,8 @@ class Scheduler:
         if self._in_flight is None or plan is not self._in_flight or result.step != plan.step:
             raise RuntimeError(f"the result of step {result.step} does not belong to the last plan")
         self._in_flight = None
+        if self._pace is not None:
+            self._pace.learn(plan.spans, self._clock() - self._planned_at)
         results = {seq.slot: seq for seq in result.seqs}
         for span in plan.spans:
             request = self._running.get(span.slot)
@@ -252,7 +286,7 @@ class Scheduler:
         sample = count == request.num_left and request.rules.max_tokens > 0
         return SeqSpan(request.slot, request.num_computed, count, new_blocks, sample)
 
-    def _admit(self, budget: int, starts: list[SeqStart], spans: list[SeqSpan]) -> None:
+    def _admit(self, budget: _Budget, starts: list[SeqStart], spans: list[SeqSpan]) -> None:
         """Start waiting requests in order while slots and budget last.
 
         A request needs all blocks of its tokens at once, and one more for each running sequence, so that those can go
@@ -262,14 +296,13 @@ class Scheduler:
         misfits: list[Request] = []
         num_passed_over = 0
         for request in self._waiting:
-            if budget == 0 or not self._free_slots or len(misfits) == MISFITS_LOOKED_AT:
+            if budget.is_spent or not self._free_slots or len(misfits) == MISFITS_LOOKED_AT:
                 break
             if self.kv.start(request, reserve=len(self._running)):
                 admitted.append(request)
                 num_passed_over = len(misfits)
                 starts.append(self._start(request))
-                spans.append(self._span(request, min(budget, request.num_left)))
-                budget -= spans[-1].count
+                spans.append(self._span(request, budget.take(request.num_computed, request.num_left)))
             elif request.times_passed_over < self.limits.admission_age_limit:
                 misfits.append(request)
             else:

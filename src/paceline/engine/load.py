@@ -157,6 +157,8 @@ def build_runtime(
         queue_timeout=config.queue_timeout,
         admission_age_limit=config.admission_age_limit,
         decode_blocks_ahead=config.decode_blocks_ahead,
+        target_step_ms=config.target_step_ms,
+        pair_cost=spec.pair_cost,
     )
     manager = KvManager(kv_size.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
     logger.info(

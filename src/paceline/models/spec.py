@@ -90,6 +90,17 @@ class ModelSpec:
     def kv_layout(self) -> KvLayout:
         return KvLayout(self.num_layers, self.num_kv_heads, self.head_dim)
 
+    @property
+    def pair_cost(self) -> float:
+        """Multiply-adds of one query with one earlier position, as a share of those of a token's matrix products.
+
+        Layers with a window do not count: what they cost does not grow with the context.
+        """
+        projections = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        matrices = self.num_layers * (projections + 3 * self.hidden_size * self.intermediate_size)
+        pairs = sum(layer.window == 0 for layer in self.layers) * 2 * self.num_heads * self.head_dim
+        return pairs / matrices
+
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
