@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import uvicorn
 
-from paceline.api.server import ServerConfig, build_app
+from paceline.api.server import HttpServer, ServerConfig, build_app
 from paceline.engine.engine import Runner
 from paceline.engine.load import LoadedEngine
 from paceline.engine.service import AsyncEngine
@@ -115,7 +115,8 @@ def live_server(
     engine = served(loaded, reload, others, max_waiting=max_waiting)
     app = build_app(engine, ServerConfig(port=0, **settings))
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+    settings_of_http = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+    server = HttpServer(settings_of_http, app.state.service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     live = LiveServer(listener.getsockname()[1], loaded, engine)

@@ -24,6 +24,7 @@ from paceline.api.middleware import ApiKeys, Errors, RequestIds
 from paceline.api.openai.errors import ApiError, error_response
 from paceline.api.openai.routes import openai_routes
 from paceline.api.openai.service import Service
+from paceline.api.openai.stream_journal import StreamJournal
 from paceline.api.server_config import ServerConfig
 from paceline.errors import ConfigError
 
@@ -40,7 +41,8 @@ FAREWELL_SECONDS = 5
 
 def build_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     """The application. The engine starts and stops with it."""
-    service = Service(engine, config)
+    journal = None if config.journal is None else StreamJournal(config.journal)
+    service = Service(engine, config, journal=journal)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -49,6 +51,8 @@ def build_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
             yield
         finally:
             await engine.stop()
+            if journal is not None:
+                journal.close()
 
     # The framework's own pages about the interface would fetch scripts from elsewhere.
     app = FastAPI(
@@ -93,7 +97,7 @@ def run_server(engine: AsyncEngine, config: ServerConfig) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + FAREWELL_SECONDS,
     )
-    _Server(settings, app.state.service).run(sockets=[listener])
+    HttpServer(settings, app.state.service).run(sockets=[listener])
 
 
 def _listen(config: ServerConfig) -> socket.socket:
@@ -104,7 +108,9 @@ def _listen(config: ServerConfig) -> socket.socket:
         raise ConfigError(f"cannot listen on {config.host}, port {config.port}: {error.strerror or error}") from None
 
 
-class _Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
+    """Ends what runs once it was told to stop and ``shutdown_timeout`` is over."""
+
     def __init__(self, settings: uvicorn.Config, service: Service) -> None:
         super().__init__(settings)
         self._service = service
@@ -125,7 +131,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         patience = self._service.config.shutdown_timeout
-        timer = asyncio.get_running_loop().call_later(patience, self._service.running.abort_all)
+        timer = asyncio.get_running_loop().call_later(patience, self._service.running.end_all)
         try:
             await super().shutdown(sockets)
         finally:

@@ -28,6 +28,8 @@ class ServerConfig:
         max_body_bytes: larger request bodies are refused.
         ping_interval: seconds without news after which a stream carries an empty comment, so that proxies keep it
             open; None sends none.
+        journal: file that notes the streams in progress, so that clients can have their rest after the server was
+            started again: ``GET /v1/streams/ID``. It holds prompts and answers. None notes nothing.
         shutdown_timeout: seconds that running requests have, once the server was told to stop, before they are ended.
     """
 
@@ -39,6 +41,7 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()
     max_body_bytes: int = 32 * MIB
     ping_interval: float | None = None
+    journal: Path | None = None
     shutdown_timeout: float = 10.0
 
     def __post_init__(self) -> None:

@@ -375,10 +375,16 @@ class AsyncEngine:
         thinking: Thinking = Thinking.OFF,
         shown_ids: frozenset[int] = frozenset(),
         model: ModelInfo | None = None,
+        outputs: Sequence[Sequence[int]] = (),
+        num_cached_tokens: int = 0,
     ) -> RequestStream:
         """Queue a request (see :func:`~paceline.engine.intake.accept`).
 
-        ``model`` is the :attr:`info` with which the prompt was made: it is refused if other weights have come since.
+        Args:
+            model: the :attr:`info` with which the prompt was made: it is refused if other weights have come since.
+            outputs: the first tokens of each choice, if they are known from another time: they are delivered and not
+                computed, so without log-probabilities. An early stop does not count them.
+            num_cached_tokens: prompt tokens that the prefix cache saved, if ``outputs`` has any.
 
         Returns once it is accepted; raises RequestError, QueueFull or EngineUnavailable if it is not.
         """
@@ -408,8 +414,15 @@ class AsyncEngine:
         self._streams[request_id] = stream
         self._text.add(intake)
         self._journal.open(intake.requests)
+        for request, tokens in zip(intake.requests, outputs, strict=False):
+            for token in tokens:
+                self._take(TokenEvent(request.request_id, (token,), num_cached_tokens=num_cached_tokens))
         self._send_due()
         return stream
+
+    def draw_seed(self) -> int:
+        """A seed for a request that brings none."""
+        return self._seeds.getrandbits(63)
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state it is; False if none of this id runs. Safe to repeat."""
@@ -440,8 +453,7 @@ class AsyncEngine:
             self._num_lost_in_a_row = 0
             self._stats = message.stats
             for event in message.events:
-                self._journal.record(event)
-            self._hand_out(self._text.update(message.events))
+                self._take(event)
             if self._journal.has_due:
                 self._send_due()
         elif isinstance(message, StepBegins):
@@ -450,6 +462,10 @@ class AsyncEngine:
             self._begin(message.facts)
         elif message is None:
             self._lose(self._link.ended_by())
+
+    def _take(self, event: TokenEvent) -> None:
+        self._journal.record(event)
+        self._hand_out(self._text.update((event,)))
 
     def _begin(self, facts: EngineFacts) -> None:
         self._config = replace(self._config, max_model_len=facts.max_model_len, num_kv_blocks=facts.num_blocks)

@@ -98,6 +98,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-body-bytes", type=memory_size, default=32 * 2**20, help="largest request body [32MiB]")
     group.add_argument("--ping-interval", type=float, help="seconds of silence after which a stream gets a comment")
     group.add_argument(
+        "--journal", type=Path, metavar="FILE", help="note streams in it, so that they go on after a restart [none]"
+    )
+    group.add_argument(
         "--shutdown-timeout", type=float, default=10.0, help="seconds that running requests have at the end [10]"
     )
     group.add_argument(

@@ -24,6 +24,7 @@ def serve(args: argparse.Namespace) -> int:
         trust_request_chat_template=args.trust_request_chat_template,
         max_body_bytes=args.max_body_bytes,
         ping_interval=args.ping_interval,
+        journal=args.journal,
         shutdown_timeout=args.shutdown_timeout,
         served_model_names=tuple(args.served_model_name or (args.model,)),
     )

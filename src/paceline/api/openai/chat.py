@@ -10,31 +10,35 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.openai.answers import Answer, join_delta
-from paceline.api.openai.generation import Generation, generating
-from paceline.api.openai.json_text import to_json
+from paceline.api.openai.generation import AFTER_CHOICES, Generation, generating
+from paceline.api.openai.json_text import parse_object, to_json
 from paceline.api.openai.logprobs import chat_logprobs, prompt_logprobs_by_id
 from paceline.api.openai.prompts import encode_messages
 from paceline.api.openai.requests import ChatBody, Wanted, parse_body, structure_fields, wanted
 from paceline.api.openai.service import Service
-from paceline.api.openai.streaming import DONE, EventStream, event, unless_client_leaves
+from paceline.api.openai.stream_journal import Recording
+from paceline.api.openai.streaming import DONE, EventStream, unless_client_leaves
 from paceline.engine.outputs import ChoiceDelta
 from paceline.engine.prompts import thinking_after
 from paceline.engine.tools import ToolChoice, parse_tools, required_calls
 from paceline.errors import RequestError
 
-CHUNK = "chat.completion.chunk"
+CHUNK, PREFIX = "chat.completion.chunk", "chatcmpl"
 UNSUPPORTED_IN_CHAT = {"echo": (False,), "add_special_tokens": (False,), "parse_special": (False,)}
 
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
-    body = parse_body(ChatBody, await service.read_object(request), refuse=UNSUPPORTED_IN_CHAT)
-    service.served_name(body.model)
-    choice = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    chat = _Chat(service, _wanted(service, body, choice), choice)
-    if body.stream:
+    chat = _Chat(service, await service.read_object(request))
+    if chat.is_streamed:
         return EventStream(chat.events(), service.config.ping_interval)
     answer = await unless_client_leaves(request.receive, chat.answer())
     return Response(to_json(answer), media_type="application/json")
+
+
+def resume_chat(service: Service, recording: Recording) -> EventStream:
+    """What the client of a stream has not yet got of it."""
+    chat = _Chat(service, parse_object(recording.stream.opened.body), recording)
+    return EventStream(chat.events(), service.config.ping_interval)
 
 
 def _wanted(service: Service, body: ChatBody, choice: ToolChoice) -> Wanted[ChatBody]:
@@ -58,17 +62,27 @@ def _wanted(service: Service, body: ChatBody, choice: ToolChoice) -> Wanted[Chat
 class _Chat:
     """One conversation to be continued, and the two forms of the answer."""
 
-    def __init__(self, service: Service, asked: Wanted[ChatBody], choice: ToolChoice) -> None:
+    def __init__(self, service: Service, fields: dict[str, Any], resumed: Recording | None = None) -> None:
+        """Raises RequestError, ApiError and pydantic's ValidationError for fields that cannot be served."""
+        body = parse_body(ChatBody, fields, refuse=UNSUPPORTED_IN_CHAT)
+        service.served_name(body.model)
+        choice = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+        asked = _wanted(service, body, choice)
         self._service = service
         self._choice = choice
+        self._resumed = resumed
         self._answers: list[Answer] = []
         # What tokens brought whose text was held back, by choice.
         self._brought: list[dict[str, Any]] = [{} for _ in range(asked.params.n)]
         self._asked = asked
-        self._body = asked.body
+        self._body = body
         self._params = asked.params
         self._info = service.engine.info
         self._tokenizer = self._info.tokenizer
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self._body.stream)
 
     async def _generating(self) -> AbstractAsyncContextManager[Generation]:
         info = self._info
@@ -77,8 +91,9 @@ class _Chat:
         self._answers = [Answer(info, self._choice, thinking) for _ in range(self._params.n)]
         shown = info.formats.shown_ids(calls=bool(self._choice.tools))
         return generating(
-            self._service, self._asked, [tokens], info, prefix="chatcmpl", thinking=thinking, shown_ids=shown
-        )
+            self._service, self._asked, [tokens], info, prefix=PREFIX, thinking=thinking, shown_ids=shown,
+            resumed=self._resumed,
+        )  # fmt: skip
 
     def _follow(self, generation: Generation) -> None:
         """Let the usage tell of the thinking."""
@@ -134,13 +149,14 @@ class _Chat:
             async for index, delta in generation.deltas():
                 if not begun:
                     begun = True
-                    for chunk in self._role_chunks(generation):
-                        yield event(chunk)
+                    for each, chunk in enumerate(self._role_chunks(generation)):
+                        yield generation.event(each, chunk)
                 for choice in self._pieces(index, delta):
-                    yield event(generation.chunk(CHUNK, [choice], options))
+                    yield generation.event(index, generation.chunk(CHUNK, [choice], options))
             if options.include_usage:
-                yield event(generation.chunk(CHUNK, [], options))
+                yield generation.event(AFTER_CHOICES, generation.chunk(CHUNK, [], options))
             yield DONE
+            generation.finish()
 
     def _role_chunks(self, generation: Generation) -> Iterator[dict[str, Any]]:
         for index in range(self._params.n):

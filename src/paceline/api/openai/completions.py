@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.openai.generation import Generation, generating
-from paceline.api.openai.json_text import to_json
+from paceline.api.openai.generation import AFTER_CHOICES, Generation, generating
+from paceline.api.openai.json_text import parse_object, to_json
 from paceline.api.openai.logprobs import (
     CompletionLogprobs,
     OffsetCounter,
@@ -20,10 +20,11 @@ from paceline.api.openai.logprobs import (
     prompt_logprobs_by_id,
     prompt_offsets,
 )
-from paceline.api.openai.prompts import Prompt, encode_texts, split_prompts
+from paceline.api.openai.prompts import encode_texts, split_prompts
 from paceline.api.openai.requests import CompletionBody, Wanted, parse_body, wanted
 from paceline.api.openai.service import Service
-from paceline.api.openai.streaming import DONE, EventStream, event, unless_client_leaves
+from paceline.api.openai.stream_journal import Recording
+from paceline.api.openai.streaming import DONE, EventStream, unless_client_leaves
 from paceline.engine.outputs import ChoiceDelta
 from paceline.text.tokenizer import Tokenizer
 
@@ -34,7 +35,7 @@ DETOKENIZER_CONTEXT = 8
 """Prompt tokens that a detokenizer may want to have seen before the first new one."""
 
 DEFAULT_MAX_TOKENS = 16
-KIND = "text_completion"
+KIND, PREFIX = "text_completion", "cmpl"
 UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "tools": ([],),
@@ -45,13 +46,17 @@ UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
 
 
 async def create_completion(service: Service, request: Request) -> Response:
-    body = parse_body(CompletionBody, await service.read_object(request), refuse=UNSUPPORTED_IN_COMPLETIONS)
-    service.served_name(body.model)
-    completion = _Completion(service, _wanted(service, body), split_prompts(body.prompt))
-    if body.stream:
+    completion = _Completion(service, await service.read_object(request))
+    if completion.is_streamed:
         return EventStream(completion.events(), service.config.ping_interval)
     answer = await unless_client_leaves(request.receive, completion.answer())
     return Response(to_json(answer), media_type="application/json")
+
+
+def resume_completion(service: Service, recording: Recording) -> EventStream:
+    """What the client of a stream has not yet got of it."""
+    completion = _Completion(service, parse_object(recording.stream.opened.body), recording)
+    return EventStream(completion.events(), service.config.ping_interval)
 
 
 def _wanted(service: Service, body: CompletionBody) -> Wanted[CompletionBody]:
@@ -70,13 +75,21 @@ def _wanted(service: Service, body: CompletionBody) -> Wanted[CompletionBody]:
 class _Completion:
     """Prompts to be continued, and the two forms of the answer."""
 
-    def __init__(self, service: Service, asked: Wanted[CompletionBody], prompts: list[Prompt]) -> None:
+    def __init__(self, service: Service, fields: dict[str, Any], resumed: Recording | None = None) -> None:
+        """Raises RequestError, ApiError and pydantic's ValidationError for fields that cannot be served."""
+        body = parse_body(CompletionBody, fields, refuse=UNSUPPORTED_IN_COMPLETIONS)
+        service.served_name(body.model)
         self._service = service
-        self._asked = asked
-        self._body = asked.body
-        self._prompts = prompts
+        self._asked = _wanted(service, body)
+        self._body = body
+        self._prompts = split_prompts(body.prompt)
+        self._resumed = resumed
         self._info = service.engine.info
         self._encoded: list[list[int]] = []
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self._body.stream)
 
     async def _generating(self) -> AbstractAsyncContextManager[Generation]:
         self._encoded = await encode_texts(
@@ -85,7 +98,7 @@ class _Completion:
             add_special=self._body.add_special_tokens,
             parse_special=self._body.parse_special,
         )
-        return generating(self._service, self._asked, self._encoded, self._info, prefix="cmpl")
+        return generating(self._service, self._asked, self._encoded, self._info, prefix=PREFIX, resumed=self._resumed)
 
     async def answer(self) -> dict[str, Any]:
         async with await self._generating() as generation:
@@ -105,10 +118,11 @@ class _Completion:
         options = self._asked.options
         async with await self._generating() as generation:
             async for piece in self._pieces(generation):
-                yield event(generation.chunk(KIND, [piece], options))
+                yield generation.event(piece["index"], generation.chunk(KIND, [piece], options))
             if options.include_usage:
-                yield event(generation.chunk(KIND, [], options))
+                yield generation.event(AFTER_CHOICES, generation.chunk(KIND, [], options))
             yield DONE
+            generation.finish()
 
     async def _pieces(self, generation: Generation) -> AsyncIterator[dict[str, Any]]:
         choices: dict[int, _Choice] = {}

@@ -67,6 +67,12 @@ def as_api_error(error: Exception) -> ApiError | None:
     return None
 
 
+def is_temporary(error: Exception) -> bool:
+    """Whether the same request may have more success later."""
+    failure = as_api_error(error)
+    return failure is not None and failure.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 def internal_error() -> ApiError:
     """What a client is told of a defect of ours; the log has the rest."""
     return ApiError(500, "the server failed to answer this request; its log says why", code="internal_error")

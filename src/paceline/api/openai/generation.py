@@ -7,11 +7,15 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.api.openai.errors import RETRY_AFTER_SECONDS, ApiError
+from paceline.api.openai.errors import RETRY_AFTER_SECONDS, ApiError, is_temporary
+from paceline.api.openai.json_text import to_json
 from paceline.api.openai.requests import MAX_SEQUENCES, StreamOptions, Wanted
 from paceline.api.openai.service import Service
+from paceline.api.openai.stream_journal import Known, Opened, Recording, Stream, tokens_suffice
+from paceline.api.openai.streaming import event
 from paceline.engine.outputs import ChoiceDelta
 from paceline.errors import ENGINE_LOST, GRAMMAR_FAILED, NO_TOKEN_LEFT, WAITED_TOO_LONG, RequestError
 from paceline.text.answer_parser import Thinking
@@ -20,6 +24,9 @@ from paceline.types import FinishReason
 if TYPE_CHECKING:
     from paceline.engine.model_info import ModelInfo
     from paceline.engine.service import RequestStream
+
+AFTER_CHOICES = -1
+"""What is sent after all choices, where a choice is asked for."""
 
 
 class Generation:
@@ -33,16 +40,18 @@ class Generation:
         num_choices: of each prompt.
         streams: in the order of the prompts.
         reasoning_tokens: tells how many output tokens were thinking so far, for a route that knows.
+        recording: what of it is written down, if it is a stream that can be taken up again.
     """
 
-    def __init__(self, answer_id: str, model: str, numerics: str, num_choices: int) -> None:
+    def __init__(self, answer_id: str, created: int, model: str, numerics: str, num_choices: int) -> None:
         self.id = answer_id
-        self.created = int(time.time())
+        self.created = created
         self.model = model
         self.numerics = numerics
         self.num_choices = num_choices
         self.streams: list[RequestStream] = []
         self.reasoning_tokens: Callable[[], int] | None = None
+        self.recording: Recording | None = None
         self._news: asyncio.Queue[tuple[int, ChoiceDelta] | Exception] = asyncio.Queue()
         self._followers: list[asyncio.Task[None]] = []
         self._num_open = 0
@@ -80,7 +89,10 @@ class Generation:
                 raise ApiError(500, delta.error or "the engine gave this request up", code="generation_failed")
             self._completion_tokens += len(delta.token_ids)
             self._num_open -= delta.finish_reason is not None
-            yield prompt * self.num_choices + delta.index, delta
+            choice = prompt * self.num_choices + delta.index
+            if self.recording is not None:
+                self.recording.note(choice, delta, [stream.num_cached_tokens for stream in self.streams])
+            yield choice, delta
 
     def abort(self) -> None:
         """End what has not ended, in whatever state it is. Safe to repeat."""
@@ -88,6 +100,22 @@ class Generation:
         if self._num_open:
             for stream in self.streams:
                 stream.abort()
+
+    def suspend(self) -> None:
+        """End as :meth:`abort` does, or so that the client can have the rest another time, if it can."""
+        if self.recording is None:
+            self.abort()
+        else:
+            self._news.put_nowait(_suspended(self.id))
+
+    def event(self, part: int, value: Any) -> bytes:
+        """A server-sent event of a choice, or of what is sent after them; empty if the client has it."""
+        return event(value) if self.recording is None else self.recording.event(part, value)
+
+    def finish(self) -> None:
+        """The client has everything."""
+        if self.recording is not None:
+            self.recording.end()
 
     def close(self) -> None:
         """Nobody listens any more: abort, and follow no longer."""
@@ -133,6 +161,15 @@ class Generation:
             self._news.put_nowait(error)
 
 
+def _suspended(answer_id: str) -> ApiError:
+    return ApiError(
+        503,
+        f"the server stops; once it is back, GET /v1/streams/{answer_id} brings the rest",
+        code="stream_suspended",
+        headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+    )
+
+
 @asynccontextmanager
 async def generating(
     service: Service,
@@ -143,11 +180,12 @@ async def generating(
     prefix: str,
     thinking: Thinking = Thinking.OFF,
     shown_ids: frozenset[int] = frozenset(),
+    resumed: Recording | None = None,
 ) -> AsyncIterator[Generation]:
     """Submit the prompts; on leaving, for whatever reason, nothing of them runs on.
 
     ``info`` is the model that the prompts were made for; ``thinking`` and ``shown_ids`` are those of
-    :func:`~paceline.engine.intake.accept`.
+    :func:`~paceline.engine.intake.accept`. ``resumed`` is what was written down of a stream that is taken up again.
 
     Raises RequestError and QueueFull if one of them is not accepted (then none is), EngineUnavailable.
     """
@@ -160,16 +198,41 @@ async def generating(
             "prompt" if params.n == 1 else "n",
         )
     own_id = uuid.uuid4().hex
-    generation = Generation(
-        f"{prefix}-{body.request_id or own_id}", service.served_name(body.model), service.engine.numerics, params.n
-    )
-    with service.running.registered({generation.id, body.request_id or generation.id}, generation.abort):
+    answer_id, created = f"{prefix}-{body.request_id or own_id}", int(time.time())
+    recording = resumed
+    if resumed is not None:
+        answer_id, created = resumed.stream.opened.answer_id, resumed.stream.opened.created
+    elif service.journal is not None and body.stream:
+        opened = Opened(
+            answer_id=answer_id,
+            kind=prefix,
+            body=to_json(body.model_dump(exclude_none=True)),
+            created=created,
+            seeds=tuple(service.engine.draw_seed() for _ in prompts),
+            identity=service.identity,
+            tokens_suffice=tokens_suffice(params),
+            outputs=((),) * (len(prompts) * params.n),
+        )
+        recording = Recording(service.journal, Stream(opened))
+    generation = Generation(answer_id, created, service.served_name(body.model), service.engine.numerics, params.n)
+    generation.recording = recording
+    names = {generation.id, body.request_id or generation.id}
+    with service.running.registered(names, generation.abort, at_shutdown=generation.suspend):
         try:
             for index, prompt in enumerate(prompts):
                 generation.add(
-                    await _submit(service, wanted, prompt, info, f"{prefix}-{own_id}-{index}", thinking, shown_ids)
-                )
+                    await _submit(
+                        service, wanted, prompt, info, f"{prefix}-{own_id}-{index}", thinking, shown_ids,
+                        None if recording is None else recording.stream.known(index, params.n),
+                    )
+                )  # fmt: skip
+            if service.journal is not None and recording is not None and resumed is None:
+                service.journal.open_stream(recording.stream)
             yield generation
+        except Exception as error:
+            if recording is not None and not is_temporary(error):
+                recording.end()
+            raise
         finally:
             generation.close()
 
@@ -182,12 +245,15 @@ async def _submit(
     request_id: str,
     thinking: Thinking,
     shown_ids: frozenset[int],
+    known: Known | None,
 ) -> RequestStream:
-    body = wanted.body
+    body, params = wanted.body, wanted.params
+    if known is not None and params.seed is None:
+        params = replace(params, seed=known.seed)
     try:
         return await service.engine.submit(
             prompt,
-            wanted.params,
+            params,
             request_id=request_id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
@@ -195,6 +261,8 @@ async def _submit(
             thinking=thinking,
             shown_ids=shown_ids,
             model=info,
+            outputs=() if known is None else known.outputs,
+            num_cached_tokens=0 if known is None else known.num_cached_tokens,
         )
     except RequestError as error:
         raise wanted.respelt(error) from None

@@ -18,6 +18,7 @@ from paceline.api.openai.requests import (
     TokenizeBody,
     UpdateWeightsBody,
 )
+from paceline.api.openai.resume import resume_stream
 from paceline.api.openai.service import Service
 
 
@@ -35,6 +36,10 @@ def openai_routes(service: Service) -> APIRouter:
     @router.post("/v1/abort", openapi_extra=_takes(AbortBody))
     async def abort(request: Request) -> Response:
         return await info.abort(service, request)
+
+    @router.get("/v1/streams/{answer_id}")
+    async def stream(answer_id: str, request: Request) -> Response:
+        return resume_stream(service, request, answer_id)
 
     @router.get("/v1/models")
     async def models() -> Response:

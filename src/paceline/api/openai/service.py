@@ -15,6 +15,7 @@ from paceline.api.server_config import ServerConfig, check_adapter_names
 from paceline.errors import RequestError
 
 if TYPE_CHECKING:
+    from paceline.api.openai.stream_journal import StreamJournal
     from paceline.engine.service import AsyncEngine
 
 
@@ -23,18 +24,28 @@ class Running:
 
     def __init__(self) -> None:
         self._aborts: dict[str, Callable[[], None]] = {}
+        self._at_shutdown: dict[str, Callable[[], None]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._aborts
 
     @contextmanager
-    def registered(self, names: set[str], abort: Callable[[], None]) -> Iterator[None]:
-        """Raises RequestError if a name is taken."""
+    def registered(
+        self, names: set[str], abort: Callable[[], None], at_shutdown: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """Until it is left, ``abort`` ends the request, and ``at_shutdown`` does when the server stops.
+
+        Raises RequestError if a name is taken.
+        """
         if taken := names & self._aborts.keys():
             raise RequestError(f"a request with the id {min(taken)!r} is running", "request_id")
         self._aborts.update(dict.fromkeys(names, abort))
+        self._at_shutdown.update(dict.fromkeys(names, at_shutdown or abort))
         try:
             yield
         finally:
             for name in names:
-                del self._aborts[name]
+                del self._aborts[name], self._at_shutdown[name]
 
     def abort(self, name: str) -> bool:
         """End a request; False if there is none of this name. Safe to repeat."""
@@ -44,9 +55,10 @@ class Running:
         abort()
         return True
 
-    def abort_all(self) -> None:
-        for abort in list(self._aborts.values()):
-            abort()
+    def end_all(self) -> None:
+        """The server stops."""
+        for end in list(self._at_shutdown.values()):
+            end()
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,7 @@ class Service:
     engine: AsyncEngine
     config: ServerConfig
     running: Running = field(default_factory=Running)
+    journal: StreamJournal | None = None
 
     def __post_init__(self) -> None:
         check_adapter_names(self.adapters, self.model_names)
@@ -61,6 +74,11 @@ class Service:
     @property
     def model_names(self) -> tuple[str, ...]:
         return self.config.served_model_names or (self.engine.model_name,)
+
+    @property
+    def identity(self) -> str:
+        """Names all that may change a bit of an answer, but the request itself."""
+        return f"{self.engine.model_name} {self.engine.numerics}"
 
     @property
     def adapters(self) -> Mapping[str, str]:

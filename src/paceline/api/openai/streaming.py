@@ -61,7 +61,8 @@ async def _client_leaves(receive: Receive) -> None:
 class EventStream(Response):
     """Sends ``events`` as they come. The status waits for the first of them, so that what fails before has its own.
 
-    A later failure is one last event with the error. When the client goes, ``events`` is closed.
+    A later failure is one last event with the error. Empty events are not sent. When the client goes, ``events`` is
+    closed.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], ping_interval: float | None = None) -> None:
@@ -76,6 +77,8 @@ class EventStream(Response):
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
+                    if not data:
+                        continue
                     if not started:
                         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
                         started = True
