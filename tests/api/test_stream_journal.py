@@ -81,8 +81,11 @@ def begin(server: LiveServer, name: str, **fields: Any) -> Connection:
 
 
 def take_up(server: LiveServer, event: Event) -> Connection:
+    """As soon as the server knows that its client is gone."""
     assert event.id is not None
-    return Connection(server, "GET", f"/v1/streams/{event.data['id']}", None, **{"Last-Event-ID": event.id})
+    path, headers = f"/v1/streams/{event.data['id']}", {"Last-Event-ID": event.id}
+    server.wait_until(lambda: event.data["id"] not in server.service.running)
+    return Connection(server, "GET", path, None, **headers)
 
 
 def load(seconds: float = 0.0) -> LoadedEngine:
@@ -119,7 +122,6 @@ def test_a_stream_that_is_cut_anywhere_and_taken_up_is_the_whole_stream(name: st
             connection = begin(server, name)
             got = list(islice(connection.events(), cut_after))
             connection.cut()
-            server.wait_until(lambda: server.num_live == 0)
             rest = take_up(server, got[-1])
             assert rest.response.status == 200
             got += rest.events()
@@ -151,7 +153,6 @@ def test_without_a_seed_a_stream_keeps_the_seeds_that_were_drawn(tmp_path: Path)
         connection = begin(server, "prompts", seed=None)
         got = list(islice(connection.events(), 30))
         connection.cut()
-        server.wait_until(lambda: server.num_live == 0)
         rest = list(take_up(server, got[-1]).events())
         whole = list(Connection(server, "GET", f"/v1/streams/{got[0].data['id']}").events())
         assert by_choice(got + rest) == by_choice(whole)
@@ -164,7 +165,7 @@ def test_what_was_written_down_is_not_computed_again(tmp_path: Path) -> None:
         connection = begin(server, name, max_tokens=80)
         got = list(islice(connection.events(), 30))
         connection.cut()
-        server.wait_until(lambda: server.num_live == 0)
+        server.wait_until(lambda: not server.engine.in_flight())
         before = server.engine.stats.num_steps
         list(take_up(server, got[-1]).events())
         return server.engine.stats.num_steps - before
@@ -188,7 +189,7 @@ def test_what_cannot_be_taken_up(tmp_path: Path) -> None:
         assert (status, code, headers["retry-after"]) == (409, "stream_in_use", "1")
         assert asks(server, "/v1/streams/nobody")[:2] == (404, "stream_not_found")
         connection.cut()
-        server.wait_until(lambda: server.num_live == 0)
+        server.wait_until(lambda: event.data["id"] not in server.service.running)
         for bad in ("1", "1,2,3", "1,2,3,4,5", "a,0,0,0", "-1,0,0,0", "1,,2,3", "\xb2,0,0,0"):
             assert asks(server, path, **{"Last-Event-ID": bad})[0] == 400
         assert server.send("GET", path).status == 200

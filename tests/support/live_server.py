@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import uvicorn
 
+from paceline.api.openai.service import Service
 from paceline.api.server import HttpServer, ServerConfig, build_app
 from paceline.engine.engine import Runner
 from paceline.engine.load import LoadedEngine
@@ -42,6 +43,7 @@ class LiveServer:
     port: int
     loaded: LoadedEngine
     engine: AsyncEngine
+    service: Service
 
     @property
     def url(self) -> str:
@@ -119,7 +121,7 @@ def live_server(
     server = HttpServer(settings_of_http, app.state.service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    live = LiveServer(listener.getsockname()[1], loaded, engine)
+    live = LiveServer(listener.getsockname()[1], loaded, engine, app.state.service)
     try:
         live.wait_until(lambda: server.started)
         yield live
