@@ -7,19 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.api.llm import LLM
-    from paceline.engine.outputs import CompletionOutput, RequestOutput
+    from paceline.config import EngineConfig
+    from paceline.engine.launch import launch_engine
+    from paceline.engine.outputs import ChoiceDelta, CompletionOutput, RequestOutput
+    from paceline.engine.service import AsyncEngine
     from paceline.sampling_params import EarlyStop, SamplingParams
     from paceline.structured_outputs import StructuredOutputs
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "CompletionOutput", "EarlyStop", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__",
+    "LLM", "AsyncEngine", "ChoiceDelta", "CompletionOutput", "EarlyStop", "EngineConfig", "RequestOutput",
+    "SamplingParams", "StructuredOutputs", "__version__", "launch_engine",
 ]  # fmt: skip
 
 _HOMES = {
     "LLM": "paceline.api.llm",
+    "AsyncEngine": "paceline.engine.service",
+    "ChoiceDelta": "paceline.engine.outputs",
     "CompletionOutput": "paceline.engine.outputs",
     "RequestOutput": "paceline.engine.outputs",
+    "EngineConfig": "paceline.config",
+    "launch_engine": "paceline.engine.launch",
     "EarlyStop": "paceline.sampling_params",
     "SamplingParams": "paceline.sampling_params",
     "StructuredOutputs": "paceline.structured_outputs",

@@ -138,6 +138,7 @@ class Environment:
     Attributes:
         cache: PACELINE_CACHE, folder for fetched models; default ``$XDG_CACHE_HOME/paceline`` or ``~/.cache/paceline``.
         api_key: PACELINE_API_KEY, the server's keys, separated by commas.
+        admin_api_key: PACELINE_ADMIN_API_KEY, likewise its administrator's.
         offline: HF_HUB_OFFLINE, never touch the network.
         num_threads: OMP_NUM_THREADS, the number of kernel threads if no flag gives one.
         isa: PACELINE_ISA, the instruction set of the native kernels; default the widest that the machine runs.
@@ -145,6 +146,7 @@ class Environment:
 
     cache: Path
     api_key: str | None
+    admin_api_key: str | None
     offline: bool
     num_threads: int | None
     isa: str | None
@@ -156,6 +158,7 @@ def read_environment() -> Environment:
     return Environment(
         cache=Path(os.environ.get("PACELINE_CACHE") or Path(home) / "paceline"),
         api_key=os.environ.get("PACELINE_API_KEY"),
+        admin_api_key=os.environ.get("PACELINE_ADMIN_API_KEY"),
         offline=parse_bool(os.environ.get("HF_HUB_OFFLINE", "0")),
         num_threads=int(threads) if threads.isdigit() and int(threads) > 0 else None,
         isa=os.environ.get("PACELINE_ISA") or None,

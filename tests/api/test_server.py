@@ -60,6 +60,26 @@ def test_any_of_the_keys_opens(locked: LiveServer) -> None:
     assert locked.client("first-key").models.list().data[0].id == "small"
 
 
+@pytest.mark.parametrize(
+    ("keys", "opens", "administers"),
+    [((), {None, "user", "admin"}, {"admin"}), (("user",), {"user", "admin"}, {"admin"})],
+)
+def test_what_concerns_everybody_asks_for_the_administrator(
+    keys: tuple[str, ...], opens: set[str | None], administers: set[str | None]
+) -> None:
+    with live_server(small_engine(), api_keys=keys, admin_api_keys=("admin",)) as live:
+        for shown in (None, "user", "admin", "other"):
+            headers = {} if shown is None else {"Authorization": f"Bearer {shown}"}
+            may_open = shown in opens or (shown == "other" and not keys)
+            assert live.send("GET", "/v1/models", None, headers).status == (200 if may_open else 401)
+            # Awake and without other weights, these have nothing to do, which is not what is asked here.
+            for path in ("/wake_up", "/update_weights_from_disk", "/reset_prefix_cache"):
+                assert (live.send("POST", path, b"{}", headers).status != 401) == (shown in administers)
+            assert live.send("GET", "/health", None, headers).status == 200
+        assert live.send("POST", "/sleep", None, {"Authorization": "Bearer user"}).status == 401
+        assert live.engine.is_healthy
+
+
 def test_keys_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\nalpha\n\n  beta  \n")
@@ -142,6 +162,7 @@ def test_a_text_far_beyond_the_context_is_refused_before_it_is_tokenised(server:
 def test_settings_that_make_no_sense_are_refused() -> None:
     for settings in ({"port": 70000}, {"api_keys": ("",)}, {"ping_interval": 0.0}, {"shutdown_timeout": -1.0},
                      {"max_body_bytes": 0}, {"served_model_names": ("",)}, {"api_keys": ("a b",)},
+                     {"admin_api_keys": ("",)},
                      {"allowed_origins": ("example.org",)}):  # fmt: skip
         with pytest.raises(ConfigError, match=next(iter(settings))):
             ServerConfig(**settings)  # type: ignore[arg-type]

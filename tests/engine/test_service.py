@@ -71,6 +71,34 @@ def test_a_stream_brings_the_whole_answer() -> None:
     asyncio.run(scene())
 
 
+def test_an_engine_is_a_context_and_makes_ids_up() -> None:
+    async def scene() -> None:
+        engine, _ = scripted()
+        async with engine:
+            streams = [await engine.submit(PROMPT, SamplingParams()) for _ in range(2)]
+            assert streams[0].request_id != streams[1].request_id
+            assert [text_of(await collect(stream)) for stream in streams] == ["hello"] * 2
+        with pytest.raises(EngineUnavailable, match="stopped"):
+            await submit(engine)
+
+    asyncio.run(scene())
+
+
+def test_known_tokens_are_delivered_and_not_computed() -> None:
+    async def scene() -> None:
+        async with scripted()[0] as engine:
+            whole = await collect(await submit(engine))
+            tokens = [token for delta in whole for token in delta.token_ids]
+            before = engine.stats.num_computed
+            stream = await engine.submit(PROMPT, SamplingParams(), outputs=[tokens[:3]], num_cached_tokens=2)
+            deltas = await collect(stream)
+            assert [(delta.text, delta.token_ids) for delta in deltas] == [(d.text, d.token_ids) for d in whole]
+            assert stream.num_cached_tokens == 2
+            assert engine.stats.num_computed - before == len(PROMPT) + len(tokens) - 1
+
+    asyncio.run(scene())
+
+
 def test_many_streams_at_once_equal_their_solo_runs() -> None:
     async def answers(together: bool) -> list[list[ChoiceDelta]]:
         loaded = small_engine(num_blocks=30)

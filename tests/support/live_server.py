@@ -15,7 +15,6 @@ from typing import Any
 import openai
 import uvicorn
 
-from paceline.api.openai.service import Service
 from paceline.api.server import HttpServer, ServerConfig, build_app
 from paceline.engine.engine import Runner
 from paceline.engine.load import LoadedEngine
@@ -43,7 +42,6 @@ class LiveServer:
     port: int
     loaded: LoadedEngine
     engine: AsyncEngine
-    service: Service
 
     @property
     def url(self) -> str:
@@ -121,7 +119,7 @@ def live_server(
     server = HttpServer(settings_of_http, app.state.service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    live = LiveServer(listener.getsockname()[1], loaded, engine, app.state.service)
+    live = LiveServer(listener.getsockname()[1], loaded, engine)
     try:
         live.wait_until(lambda: server.started)
         yield live

@@ -17,6 +17,8 @@ from paceline.api.openai.streaming import ClientGone
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
+ADMIN_PATHS = frozenset({"/sleep", "/wake_up", "/update_weights_from_disk", "/reset_prefix_cache"})
+"""What acts on everybody's requests."""
 MAX_REQUEST_ID_CHARS = 256
 
 
@@ -71,23 +73,30 @@ class Errors:
 
 
 class ApiKeys:
-    """Lets in who shows one of the keys as ``Authorization: Bearer``, and everybody to the open paths."""
+    """Lets in who shows one of the keys as ``Authorization: Bearer``, and everybody to the open paths.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    ``admin_keys`` are those for the administrator's paths, and open the others too; without any, ``keys`` do for all.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._admin_keys = [key.encode() for key in admin_keys or keys]
+        self._keys = [key.encode() for key in (*keys, *admin_keys)] if keys else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._admits(scope):
-            raise ApiError(
-                401,
-                "a valid API key is needed: Authorization: Bearer KEY",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            keys = self._admin_keys if scope["path"] in ADMIN_PATHS else self._keys
+            if keys and not _shows_one_of(keys, scope):
+                raise ApiError(
+                    401,
+                    "a valid API key is needed: Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
         await self._app(scope, receive, send)
 
-    def _admits(self, scope: Scope) -> bool:
-        scheme, _, shown = Headers(scope=scope).get("authorization", "").partition(" ")
-        matches = [hmac.compare_digest(shown.strip().encode("latin-1"), key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+
+def _shows_one_of(keys: Sequence[bytes], scope: Scope) -> bool:
+    scheme, _, shown = Headers(scope=scope).get("authorization", "").partition(" ")
+    matches = [hmac.compare_digest(shown.strip().encode("latin-1"), key) for key in keys]
+    return scheme.lower() == "bearer" and any(matches)

@@ -61,8 +61,8 @@ def build_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     app.state.service = service
     app.include_router(openai_routes(service))
     app.add_exception_handler(HTTPException, _refusal)
-    if config.api_keys:
-        app.add_middleware(ApiKeys, keys=config.api_keys)
+    if config.api_keys or config.admin_api_keys:
+        app.add_middleware(ApiKeys, keys=config.api_keys, admin_keys=config.admin_api_keys)
     app.add_middleware(Errors)
     if config.allowed_origins:
         app.add_middleware(

@@ -20,6 +20,8 @@ class ServerConfig:
         host: address to listen on; the default can be reached from this machine only.
         port: 0 takes a free one.
         api_keys: if any, every route but ``/health`` and ``/ping`` asks for one of them.
+        admin_api_keys: if any, what acts on everybody's requests asks for one of them: ``/sleep``, ``/wake_up``,
+            ``/update_weights_from_disk`` and ``/reset_prefix_cache``.
         allowed_origins: web pages of other origins that browsers let in, such as ``https://example.org``; ``*`` is all
             of them. None by default.
         trust_request_chat_template: let requests bring a chat template of their own. Templates are programs: their
@@ -36,6 +38,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    admin_api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     trust_request_chat_template: bool = False
     served_model_names: tuple[str, ...] = ()
@@ -49,10 +52,11 @@ class ServerConfig:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
         if self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes must be at least 1, not {self.max_body_bytes}")
-        if not all(self.api_keys):
-            raise ConfigError("api_keys must not hold an empty key")
-        if not all(key.isprintable() and " " not in key for key in self.api_keys):
-            raise ConfigError("api_keys must not hold spaces or control characters: a header has to carry them")
+        for name, keys in (("api_keys", self.api_keys), ("admin_api_keys", self.admin_api_keys)):
+            if not all(keys):
+                raise ConfigError(f"{name} must not hold an empty key")
+            if not all(key.isprintable() and " " not in key for key in keys):
+                raise ConfigError(f"{name} must not hold spaces or control characters: a header has to carry them")
         for origin in self.allowed_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
                 raise ConfigError(f"allowed_origins must be like https://example.org (or *), not {origin!r:.100}")

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -122,6 +123,11 @@ class Recovery:
 class AsyncEngine:
     """Serves requests concurrently. Create it anywhere; :meth:`start` and the rest belong to one asyncio loop.
 
+    >>> async with launch_engine(EngineConfig("smollm2-135m-instruct")) as engine:       # doctest: +SKIP
+    ...     prompt = engine.encode_chat([{"role": "user", "content": "Hello!"}])
+    ...     async for delta in await engine.submit(prompt, SamplingParams(max_tokens=40)):
+    ...         print(delta.text, end="")
+
     Args:
         info: the model.
         config: the settings with which ``launch`` starts an engine; those that a first start has found out stay fixed,
@@ -216,6 +222,13 @@ class AsyncEngine:
         await self._link.attach(self._receive)
         if self._link.can_be_killed and self._keeper is None:
             self._keeper = asyncio.create_task(self._keep_watch())
+
+    async def __aenter__(self) -> AsyncEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def stop(self) -> None:
         """End every request with ``FinishReason.ABORT``, then the engine."""
@@ -368,7 +381,7 @@ class AsyncEngine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        request_id: str,
+        request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
         adapter: str | None = None,
@@ -381,6 +394,7 @@ class AsyncEngine:
         """Queue a request (see :func:`~paceline.engine.intake.accept`).
 
         Args:
+            request_id: what :meth:`abort` knows it by; None makes one up.
             model: the :attr:`info` with which the prompt was made: it is refused if other weights have come since.
             outputs: the first tokens of each choice, if they are known from another time: they are delivered and not
                 computed, so without log-probabilities. An early stop does not count them.
@@ -390,6 +404,7 @@ class AsyncEngine:
         """
         self.check_available()
         model = self._info if model is None else model
+        request_id = uuid.uuid4().hex if request_id is None else request_id
         # Not on the loop: the tokenizer, which stop strings and bad words need, may be busy with a long prompt.
         intake = await asyncio.to_thread(
             accept,

@@ -90,6 +90,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="require one of the keys in it, one a line")
     group.add_argument(
+        "--admin-api-key",
+        action="append",
+        metavar="KEY",
+        help="require this key to put the server to sleep, change its weights or reset its cache (repeatable)",
+    )
+    group.add_argument(
         "--allowed-origins", nargs="+", metavar="ORIGIN", help="web pages that may call from a browser; * is all [none]"
     )
     group.add_argument(
